@@ -87,11 +87,12 @@ _TOO_SLOW = (
     "its updates arrive too late: give it a faster link or machine (`isthmus status --json` has its upload_s and "
     "step_s), or start the syncers again with a higher --staleness"
 )
-_NOT_FINITE = (
-    "stop it, clip gradients or lower the learning rate (and join with hyperparameters='passed', or it goes on with "
+AGAIN_FINITE = (
+    "clip gradients or lower the learning rate (and join with hyperparameters='passed', or it goes on with "
     "that of its checkpoint), and start it again under its name: it goes on from its newest checkpoint, which is from "
     "before, since values that are not finite are not stored; without one it begins at step 0"
 )
+_NOT_FINITE = f"stop it, {AGAIN_FINITE}"
 _DIVERGED = (
     "lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: "
     "isthmus create once more, with --learner NAME, or isthmus members add), so that it begins with the run's model "

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 from dataclasses import replace
@@ -511,7 +512,7 @@ async def test_work_of_one_that_left_while_no_syncer_was_there(folder: Path) -> 
     "no learner trains: … of … learners are done; nothing was ever committed; what they learnt is not in the run",
     means="The learners trained all their steps without a syncer. Their checkpoints and last updates are in the store.",
     do="bring their work in soon (it is merged then, unless a syncer has gone on without it, but an update counts for at most "
-    "four times the usual length, however many steps it holds): start them again with --wait-at-end 600 (a loop of your own: link.close(wait=600)) and, once "
+    "four times the usual length, however many steps it holds; a model that was merged once may be worse than a learner's own): start them again with --wait-at-end 600 (a loop of your own: link.close(wait=600)) and, once "
     "they have joined, a syncer: isthmus syncer … --bus …",
     then="The learners send their work again and end once it is merged; then the sentence is gone. It is as if they had met "
     "once: each fragment is merged from their last updates, with all steps in them.",
@@ -525,12 +526,28 @@ async def test_work_of_one_that_left_while_no_syncer_was_there(folder: Path) -> 
     do="nothing, if it is a few per cent; else the lines above the tables say how to bring the work in",
     then="It falls once the work is merged.",
 )
+@row(
+    "status",
+    "done; their pending tokens are not in the model, nor all in a checkpoint: …",
+    means="Below the table of learners: these stored no checkpoint of their last steps. checkpoint_s was infinite, the store refused "
+    "it, or the loop ended in the middle of a step. What they had sent is in the store.",
+    do="the lines above the tables say how to bring in what was sent; what came after it is lost. The learner's last lines say why "
+    "it has no checkpoint",
+    then="It falls once what was sent is merged.",
+    lost="the steps after the last update",
+)
 async def test_a_run_without_a_syncer_that_is_over(folder: Path) -> None:
-    here, pending = mine(test_a_run_without_a_syncer_that_is_over)
+    here, pending, unkept = mine(test_a_run_without_a_syncer_that_is_over)
     async with world(folder, FEW) as w:
-        await train(w.learner("a"), 10)
+        await train(w.learner("b"), 10)
+        found = (await isthmus("status", w.run.url, "--bus", w.bus.url))[1]
+        assert (unkept.is_in(found), pending.is_in(found)) == (True, False)
+    shutil.rmtree(folder)
+    async with world(folder, FEW) as w:
+        await train(w.learner("a"), 10, keep=True)
+        found = (await isthmus("status", w.run.url, "--bus", w.bus.url))[1]
+        assert (unkept.is_in(found), pending.is_in(found)) == (False, True)
         line = await said(here, w)
-        assert pending.is_in((await isthmus("status", w.run.url, "--bus", w.bus.url))[1])
         async with training(w.learner("a")) as again:
             async with command(folder.parent, *command_in(line, "syncer")):
                 await until((folder / commit_key(0, 1)).exists, "it is merged")

@@ -191,11 +191,13 @@ async def train(
     done: bool = True,
     wait_s: float = 0.0,
     loss: Callable[[int], float] = lambda _: 1.0,
+    keep: bool = False,
 ) -> NumpyReplica:
     """Join, train a toy problem for this many steps and on until `enough` holds, finish the uploads, and leave.
 
     `toward`: the values to which each fragment is pulled; zero by default. `done`: whether the learner says that it has
     trained all its steps. `wait_s`: how long it waits for the answers to its last uploads. `loss`: that of a step.
+    `keep`: whether it stores a last checkpoint, as a link does that is closed.
     """
     await agent.join()
     replica = NumpyReplica(agent.layout)
@@ -210,6 +212,8 @@ async def train(
             values -= np.float32(0.02) * away + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
         boundary.after_step(tokens, loss(boundary.step))
         await asyncio.sleep(step_s)
+    if keep:
+        boundary.freeze()
     agent.drain(done=done, wait_s=wait_s)
     await task
     return replica

@@ -16,6 +16,7 @@ from isthmus.inspect.learner_problems import (
     Part,
     exploding,
     of_bursts,
+    of_diverged,
     of_lengths,
     of_losses,
     of_manifests,
@@ -153,6 +154,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         found = _nobody(status, last, syncer, bus, young=young)
         damage = of_log(status, run)
         ailing = [
+            *of_diverged(status),
             *of_losses(status, run, ended=True),
             *of_untrained(status),
             *of_strangers(strangers, run, members),
@@ -238,6 +240,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         *(part for part, fails in long if fails),
         *waiting,
         *restarting(status),
+        *of_diverged(status),
         *of_losses(status, run, wild),
         *of_untrained(status),
     ]
@@ -601,7 +604,7 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
             do = f"unless the run is to end here, {_again(syncer)}"
     elif not any(status.heads) and not _unread(status):
         said += "; what they learnt is not in the run"
-        do = _again(syncer)
+        do = _again(syncer, "; a model that was merged once may be worse than a learner's own")
     elif unanswered := _unanswered(status):
         said += f"; {', '.join(unanswered)} {UNANSWERED}"
         do = _again(syncer)
@@ -610,10 +613,10 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
     return Health(False, [Part(said, do)]) if do else Health(True, [], said)
 
 
-def _again(syncer: Callable[..., str]) -> str:
-    """Return the advice that brings in what learners had sent when they ended."""
+def _again(syncer: Callable[..., str], more: str = "") -> str:
+    """Return the advice that brings in what learners had sent when they ended. `more`: what else is to be known."""
     return (
-        f"bring their work in soon ({LATE_WORK}): start them again with --wait-at-end 600 (a loop of your own: "
+        f"bring their work in soon ({LATE_WORK}{more}): start them again with --wait-at-end 600 (a loop of your own: "
         f"link.close(wait=600)) and, once they have joined, a syncer: {syncer('')}"
     )
 
@@ -630,7 +633,8 @@ def _unanswered(status: Status, *, too_late: bool = False) -> list[str]:
     found = dict[str, float]()
     for view in sorted(status.taking_part, key=lambda view: view.name):
         beat, periods = view.heartbeat, _periods_pending(view, status.period)
-        if view.left is not None and beat is not None and periods > 1 and _too_old(beat, status) == too_late:
+        left = view.left is not None and not view.left.diverged
+        if left and beat is not None and periods > 1 and _too_old(beat, status) == too_late:
             found[f"{view.name} ({beat.ledger.pending / beat.ledger.processed:.0%})"] = periods
     return list(found) if max(found.values(), default=0.0) > PENDING_PERIODS else []
 

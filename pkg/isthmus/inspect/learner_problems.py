@@ -13,7 +13,7 @@ from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
 from isthmus.log.figures import shares
 from isthmus.log.membership import Members
-from isthmus.reasons import ABOUT_MANIFEST, REMEDIES, Clip, Reason
+from isthmus.reasons import ABOUT_MANIFEST, AGAIN_FINITE, REMEDIES, Clip, Reason
 from isthmus.rounds.bounds import YOUNG
 from isthmus.wording import agreeing, listed
 
@@ -185,6 +185,13 @@ def of_untrained(status: Status) -> list[Part]:
     names = sorted(v.name for v in done if v.heartbeat is not None and not v.heartbeat.ledger.processed)
     do = "if it trained, its loop does not call link.step(tokens=…) after each step of the optimizer"
     return [Part(f"{listed(names, NAMED_MAX)} left as done, without a step", do)] if names else []
+
+
+def of_diverged(status: Status) -> list[Part]:
+    """Return the learners that have left with a last loss that is not finite, with what to do."""
+    names = sorted(v.name for v in status.taking_part if v.left is not None and v.left.diverged)
+    said = f"the last loss of {listed(names, NAMED_MAX)} was not finite: the model has nothing from there on"
+    return [Part(said, AGAIN_FINITE)] if names else []
 
 
 def of_losses(status: Status, run: str, exploding: Collection[str] = (), *, ended: bool = False) -> list[Part]:

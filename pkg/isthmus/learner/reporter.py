@@ -186,6 +186,8 @@ class Reporter:
                 incarnation=self.uplink.incarnation,
                 step=self.boundary.step if self.boundary else 0,
                 done=done,
+                kept_to=self._kept_to,
+                diverged=self.boundary is not None and not math.isfinite(self.boundary.loss or 0.0),
             )
         )
         try:
@@ -274,6 +276,10 @@ class Reporter:
             return True
         return self._members.current.permits(self._signer.author, (MemberRole.LEARNER,), self._name)
 
+    @property
+    def _kept_to(self) -> int:
+        return self.first_step if self.claimed.stored_step is None else self.claimed.stored_step
+
     def summary(self) -> Summary:
         """Return the summary so far. Another thread may call this only after the agent has ended."""
         beat, quiet_s = self._heartbeat(), MISSED_BEATS * self._pace.heartbeat_s
@@ -281,7 +287,7 @@ class Reporter:
             learner=self._name,
             run=self._run.url,
             bus=self._bus.url,
-            kept_to=self.first_step if self.claimed.stored_step is None else self.claimed.stored_step,
+            kept_to=self._kept_to,
             steps=beat.step - self.first_step,
             steps_done=beat.step,
             seconds=(self._runtime.now() if self._left_at is None else self._left_at) - self._began_at,

@@ -119,20 +119,27 @@ def learners(status: Status, width: int, hint: str = OR_JSON) -> Group:
     gone = {part for part in _GONE if getattr(status.ledger, part)}
     columns = [replace(column, leaves=2) if column.name in gone else column for column in _LEARNERS]
     table = fitted("learners", columns, rows, width, hint)
-    if kept := unsent(views):
+    kept, lost = unsent(views)
+    if kept:
         said = f"done; their pending tokens are not in the model, but in their checkpoints: {kept}"
+        table.renderables.append(Text(said, style="dim"))
+    if lost:
+        said = f"done; their pending tokens are not in the model, nor all in a checkpoint: {lost}"
         table.renderables.append(Text(said, style="dim"))
     return table
 
 
-def unsent(views: Sequence[LearnerView]) -> str:
-    """Return the learners that are done but have pending tokens, each with the share of its tokens that is pending."""
-    shares = [
-        (view.name, view.heartbeat.ledger.pending / max(view.heartbeat.ledger.processed, 1.0))
-        for view in views
-        if view.left is not None and view.left.done and view.heartbeat is not None
-    ]
-    return ", ".join(f"{name} {share:.1%}" for name, share in shares if share)
+def unsent(views: Sequence[LearnerView]) -> tuple[str, str]:
+    """Return the learners that are done but have pending tokens, each with the share of its tokens that is pending:
+    those whose newest checkpoints hold them, and those whose newest checkpoints are older."""
+    kept, lost = list[str](), list[str]()
+    for view in views:
+        left, beat = view.left, view.heartbeat
+        if left is not None and left.done and beat is not None and beat.ledger.pending:
+            older = left.kept_to is not None and left.kept_to < left.step
+            share = beat.ledger.pending / max(beat.ledger.processed, 1.0)
+            (lost if older else kept).append(f"{view.name} {share:.1%}")
+    return ", ".join(kept), ", ".join(lost)
 
 
 def _learner(status: Status, view: LearnerView, losses: str) -> list[str]:

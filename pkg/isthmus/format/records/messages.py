@@ -156,6 +156,10 @@ class Leave(Message, frozen=True, kw_only=True, tag="leave"):
     step: Steps
     done: bool
     """Whether the learner has done all its steps."""
+    kept_to: Steps | None = None
+    """The step of the learner's newest checkpoint; None: the author did not say."""
+    diverged: bool = False
+    """Whether the learner's last loss was a NaN or an infinity."""
 
 
 # --- from a syncer ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,93 @@
+"""What `isthmus status` and a learner's last line say of updates that were rejected, and what comes of their advice."""
+
+import asyncio
+import math
+from pathlib import Path
+
+from advice.followed import advises, mine
+from advice.rows import row
+from advice.test_status_waits import FEW, over, said, training
+from isthmus.inspect.status import read_status
+from isthmus.reasons import REMEDIES, Reason
+from isthmus_services.output.view import _fragment
+from support.world import in_virtual_time, serving, world
+
+
+@row(
+    "status",
+    "the last loss of … was not finite: the model has nothing from there on",
+    means="A learner's loss became NaN or infinite, and it ended so. Nothing that is not finite is sent or stored: the run is not "
+    "harmed, and lacks what this learner could have learnt.",
+    do="clip gradients or lower the learning rate (and join with hyperparameters='passed', or it goes on with that of its "
+    "checkpoint), and start it again under its name: it goes on from its newest checkpoint, which is from before, since "
+    "values that are not finite are not stored; without one it begins at step 0",
+    then="Once it has ended with a finite loss, status no longer names it.",
+    lost="what it trained since its loss was not finite",
+)
+@in_virtual_time
+async def test_a_learner_that_ended_with_a_loss_that_is_no_number() -> None:
+    (here,) = mine(test_a_learner_that_ended_with_a_loss_that_is_no_number)
+    far = 0.0
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")) as a:
+        async with training(w.learner("b", checkpoint_s=0.5), lambda: far, loss=lambda: 1.0 + far) as b:
+            await asyncio.sleep(3.0)
+            far = math.nan
+            await asyncio.sleep(3.0)
+            b.set()
+        assert (await said(here, w)).startswith("the last loss of b was not finite"), "it is said while others train"
+        far = 0.0
+        again = w.learner("b")
+        async with training(again) as b:
+            await over(here, w)
+            assert again.history.checkpoint is not None
+            assert again.history.step > 0
+            await asyncio.sleep(1.0)
+            b.set()
+        await over(here, w)
+        a.set()
+
+
+@row(
+    "status",
+    "only answers that are rejected (…)",
+    means="In the table of fragments: each learner has answered the open round, and no answer can be merged. The round stays open "
+    "until there is one that can be.",
+    like="`all have answered`: the round is about to be merged.",
+    do="nothing for the run, whose next good update closes the round; what the learner is to do stands in its last line",
+    then="Once another update has come, the fragment has its next version, and `isthmus explain` shows the rejection in it.",
+    lost="the work of the update that was rejected",
+)
+@row(
+    "log",
+    "…: … steps in …; …; NONE OF ITS WORK WAS MERGED: its newest update was rejected (…: …); …",
+    means="The learner's last line. A syncer has rejected what it sent, for the reason in parentheses: the model has nothing of it. With "
+    "`of its … tokens` before it, some earlier work was merged.",
+    do=f"{REMEDIES[Reason.TOO_LONG]}",
+    then="The new learner's last line says which share was merged.",
+    lost="the work of the updates that were rejected",
+)
+@in_virtual_time
+async def test_a_learner_that_left_with_its_only_update_rejected() -> None:
+    rejected, here = mine(test_a_learner_that_left_with_its_only_update_rejected)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")):
+        async with training(w.learner("a")) as a, training(w.learner("c")) as c:
+            await asyncio.sleep(3.0)
+            for done in (a, c):
+                done.set()
+        b = w.learner("b")
+        async with training(b, 1e6) as done:
+            await asyncio.sleep(3.0)
+            done.set()
+        advises(here, str(b.summary()))
+        assert b.summary().stands_out
+        found = await read_status(w.log, w.bus, w.runtime, 1.0)
+        cells = [_fragment(found, p)[-1] for p in range(len(found.heads))]
+        assert any(rejected.is_in(cell) for cell in cells), cells
+        again = w.learner("b-2")
+        async with training(again) as done:
+            await asyncio.sleep(3.0)
+            done.set()
+        found = await read_status(w.log, w.bus, w.runtime, 1.0)
+        assert not any(rejected.is_in(_fragment(found, p)[-1]) for p in range(len(found.heads)))
+        assert not here.is_in(str(again.summary()))
+        assert again.summary().ledger.merged
