@@ -32,7 +32,7 @@ from isthmus_lab.forecast.outcome import (
     feedback_bytes,
     isotropic_s,
 )
-from isthmus_lab.forecast.search import PERIODS, WORTH_SAYING, Fixed, Found, freed, lossier, search, tied
+from isthmus_lab.forecast.search import NEAR, PERIODS, WORTH_SAYING, Fixed, Found, freed, lossier, search, tied
 from isthmus_services.board.prices import Prices
 
 FREE = Fixed()
@@ -210,7 +210,8 @@ def _merge_tie(case: Case, found: Found) -> str:
     return (
         f"the merge is a tie: {said}{more}, and the forecast errs by up to {learning.error():.0%} (docs/compare.md); "
         "of ways to merge that tie, a measured one is taken before an extrapolated one, then the "
-        f"one with the cheapest syncer (below {WORTH_SAYING:.0%} of all dollars nothing counts), then the plainest; "
+        f"one with the cheapest syncer (below {WORTH_SAYING:.0%} of all dollars nothing counts), then the one with the "
+        f"higher figure (in steps of {NEAR:.0%} below the highest), then the plainest; "
         f"{_with(best)} is taken"
     )
 
@@ -349,6 +350,8 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
     behind = _first([o for o in others if not tied(o, best)], best)
     tie = _merge_tie(case, found)
     most = f"learns most{_per_usd(case)}" if best is found.top else "no other way ties with it"
+    if case.learners == 1 and rules.merge == MergeRule.RDA:
+        most = "it merges the work of a single learner as it is"
     most = "as you asked" if fixed.merge else "" if tie else most
     mine = f"{_named(rules)}{_marked(best)}"
     parts = [f"{mine}: {most}" if others and most else mine if others else most or mine]

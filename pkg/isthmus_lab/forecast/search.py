@@ -93,6 +93,9 @@ PACK_CORES = 0.25
 WORTH_SAYING = 1e-2
 """Share of the dollars of a day in steps of which the dollars of ways to merge that tie are compared."""
 
+NEAR = 0.05
+"""Steps, as a share of the highest figure, in which the figures of what ties are compared."""
+
 ROUNDING = 1e-9
 """Relative difference between a figure of the search and the same of `outcome`, at most."""
 
@@ -224,23 +227,26 @@ def _taken(case: Case, grids: Sequence["_Grid"], counted: Tops, to: Outcome) -> 
     """Return the outcome that is taken of those that tie with `to`, and the place of its way to merge.
 
     What was measured goes before what is extrapolated, then codecs with which a run loses no more than with those that
-    the figures rest on before others, then the cheapest way to merge, then the plainest, then the codecs with the
-    fewest bits. H and P are those with the highest figure. Each of these is a property of one combination: what is
-    taken stays taken if there are fewer combinations. None: nothing ties.
+    the figures rest on before others, then the cheapest way to merge, then figures nearer to the highest one, in steps
+    of `NEAR` of it, then the plainest way, then the codecs with the fewest bits. H and P are those with the highest
+    figure. Each of these is a property of one combination: what is taken stays taken if there are fewer combinations.
+    None: nothing ties.
     """
+    if to.per_usd <= 0.0:
+        return None
     least = to.per_usd / (1.0 + learning.error())
-    order = sorted(
-        (beyond, bool(grid.lossy[n]), _usd(case, grid), way, _bits_of(case, pair), n)
-        for way, grid in enumerate(grids)
-        for n, pair in enumerate(grid.space.pairs)
-        for beyond in (False, True)
-    )
-    fine = not lossier(case, to)
-    for beyond, lossy, _, way, _, pair in order:
-        among = (grids[way].beyond == beyond) & (np.arange(len(grids[way].space.pairs)) == pair)
-        if counted[way] is None or (lossy and fine) or grids[way].most(among) < least:
-            continue
-        best = grids[way].best(among)
+    fine, order = not lossier(case, to), list[tuple[bool, bool, int, int, int, float, int]]()
+    for way, grid in enumerate(grids):
+        for beyond in (False, True):
+            of_pairs = np.where(grid.beyond == beyond, grid.scores, -np.inf).max(axis=(0, 1))
+            for n, pair in enumerate(grid.space.pairs):
+                most, lossy = float(of_pairs[n]), bool(grid.lossy[n])
+                if counted[way] is not None and not (lossy and fine) and most >= least:
+                    behind = max(0, math.floor((1.0 - most / to.per_usd) / NEAR))
+                    order.append((beyond, lossy, _usd(case, grid), behind, way, _bits_of(case, pair), n))
+    for beyond, _, _, _, way, _, n in sorted(order):
+        grid = grids[way]
+        best = grid.best((grid.beyond == beyond) & (np.arange(len(grid.space.pairs)) == n))
         if best and tied(best, to):
             return best, way
     return None
