@@ -251,6 +251,9 @@ def test_what_an_outage_cost_is_told_of_the_tokens_since_the_oldest_message() ->
     assert "of the newest" not in shown(200, before), "nothing is known of before"
     line = "of the newest 2,000 tokens, as far back as the bus has messages: rejected 50 (2.5%), lost 4 (0.2%)"
     assert line in shown(200, before, told(2000.0, 120.0), told(3000.0, 150.0, 4.0, life=2))
+    # Without a checkpoint, all that was there before counts as lost.
+    assert "of the newest" not in shown(200, before, told(3000.0, 0.0, 2500.0, life=2))
+    assert "of the newest" not in shown(200, told(1000.0, 0.0), told(1500.0, 0.0, 1200.0, life=2))
 
 
 @pytest.mark.parametrize("part", ["rejected", "lost"])

@@ -48,8 +48,13 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
 
 
 def lately(before: Tally, now: Tally) -> str:
-    """Return what of the newest tokens was rejected or lost, as text; empty if nothing was."""
+    """Return what of the newest tokens was rejected or lost, as text; empty if nothing was.
+
+    Empty, too, if older tokens count otherwise by now: a learner that found no checkpoint counts all before it as lost.
+    """
     parts = {part: getattr(now, part) - getattr(before, part) for part in ("processed", *_GONE)}
+    if min(parts.values()) < -1 or max(parts.values()) > parts["processed"] + 1:
+        return ""
     if max(parts["rejected"], parts["lost"]) < 1 or parts["processed"] < 1 or not before.processed:
         return ""
     share = {part: f"{tokens:,.0f} ({tokens / parts['processed']:.1%})" for part, tokens in parts.items()}
