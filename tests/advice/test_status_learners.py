@@ -10,7 +10,10 @@ from advice.followed import advises, command_in, isthmus, mine, says
 from advice.lives import FEW, said, status, training, well
 from advice.rows import row
 from integration.test_full_store import IN_A_DISK_OF_ITS_OWN, own_mounts  # noqa: F401  (a fixture)
-from support.world import serving, until, world
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.losses import rising
+from isthmus.inspect.status import read_status
+from support.world import seed_of, serving, until, world
 
 
 @row(
@@ -149,6 +152,48 @@ async def test_a_loss_that_rises(folder: Path) -> None:
             assert code == 0, told
             assert [name for name in "ab" if re.search(rf"│ {name} .*rises", told)] == ["b"], told
         async with training(w.learner("b", checkpoint_s=0.1), loss=lambda: 0.9):
+            await well(w)
+
+
+@row(
+    "status",
+    "the loss of … rises: … in its newest steps, … before it rose",
+    means="The learner says so itself, of all its steps: it diverged before its first update, or in one that status does not read. "
+    "What it learns from there is merged with the others' work.",
+    like="A learner whose data or schedule changed on purpose.",
+    do="look at its data, or start it again with a lower learning rate (hyperparameters='passed'); isthmus replay … draws all losses",
+    then="Started again with a lower rate, it is no longer named once its loss is low for 32 steps.",
+    lost="what it learns until then, and some of what the others learn",
+)
+@row(
+    "status",
+    "the loss of … rose to its end: … in its newest steps, … before it rose",
+    means="The same of a learner that has left, as all have.",
+    do="isthmus replay … draws all losses, and isthmus export … --version N -o FILE writes the model of before it rose: isthmus "
+    "init NEW --from FILE begins there, with a lower learning rate",
+    then="The new run's learners state the losses of that time.",
+    lost="the work that was merged after version N",
+)
+async def test_a_loss_that_rose_before_the_first_update(folder: Path) -> None:
+    here, over_ = mine(test_a_loss_that_rose_before_the_first_update)
+    steps = iter(range(10**9))
+
+    def loss() -> float:
+        step = next(steps)
+        return 5.0 if step < 32 else 1e9 / step
+
+    async with world(folder, seed_of(Rules(fragments=1, sync_every=100), Pace(heartbeat_s=0.5, silence_s=2.0))) as w:
+        async with serving(w.syncer("s1")) as syncer, training(w.learner("a")) as a:
+            async with training(w.learner("b"), loss=loss) as b:
+                await until(lambda: syncer.coordinators[0].head > 3, "its updates are merged")
+                found = await read_status(w.log, w.bus, w.runtime, 1.0)
+                assert rising(found.losses) == {}, "the log does not show it"
+                assert re.search(r"b rises: [\d.e+]+ in its newest steps, 5 before it rose", await said(here, w))
+                b.set()
+            a.set()
+        assert (await read_status(w.log, w.bus, w.runtime, 1.0)).hearing.learners["b"].left
+        assert "of b rose to its end: " in await said(over_, w)
+        async with serving(w.syncer("s1")), training(w.learner("b"), loss=lambda: 5.0), training(w.learner("a")):
             await well(w)
 
 

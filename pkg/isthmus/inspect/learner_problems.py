@@ -78,7 +78,8 @@ def of_bursts(status: Status, run: str, exploding: Collection[str]) -> list[Part
             "lower the learning rate or clip gradients",
         )
         for burst in status.bursts
-        if burst.learner not in exploding and (burst.learner in status.live or not status.live)
+        if burst.learner not in {*exploding, *rising(status.losses), *risen(status)}
+        and (burst.learner in status.live or not status.live)
     ][:NAMED_MAX]
 
 
@@ -200,24 +201,42 @@ def of_losses(status: Status, run: str, exploding: Collection[str] = (), *, ende
     `ended`: whether all learners have left. If not, none is named that has.
     """
     left = {view.name for view in status.hearing.learners.values() if view.left is not None}
+    levels = {name: _by_log(*level) for name, level in rising(status.losses).items()}
+    levels = {name: _by_steps(*level) for name, level in risen(status).items()} | levels
     found = list[Part]()
-    for name, (lowest, now) in rising(status.losses).items():
+    for name, said in sorted(levels.items()):
         if name in exploding or name in status.expelled or (name in left and not ended):
             continue
-        levels = f"{now:.4g} or more in its newest updates, {lowest:.4g} at its lowest"
         if name in left:
             do = (
                 f"isthmus replay {run} draws all losses, and isthmus export {run} --version N -o FILE writes the model "
                 "of before it rose: isthmus init NEW --from FILE begins there, with a lower learning rate"
             )
-            found.append(Part(f"the loss of {name} rose to its end: {levels}", do))
+            found.append(Part(f"the loss of {name} rose to its end: {said}", do))
         else:
             do = (
                 "look at its data, or start it again with a lower learning rate (hyperparameters='passed'); isthmus "
                 f"replay {run} draws all losses"
             )
-            found.append(Part(f"the loss of {name} rises: {levels}", do))
+            found.append(Part(f"the loss of {name} rises: {said}", do))
     return found[:NAMED_MAX]
+
+
+def risen(status: Status) -> dict[str, tuple[float, float]]:
+    """Return the learners that say themselves that their losses have risen: the levels before and of the newest steps.
+
+    They judge all their steps. The log may have no update from before the rise, or none that was read.
+    """
+    beats = {view.name: view.heartbeat for view in status.hearing.learners.values() if view.heartbeat is not None}
+    return {name: beat.risen for name, beat in beats.items() if beat.risen is not None}
+
+
+def _by_log(lowest: float, now: float) -> str:
+    return f"{now:.4g} or more in its newest updates, {lowest:.4g} at its lowest"
+
+
+def _by_steps(before: float, now: float) -> str:
+    return f"{now:.4g} in its newest steps, {before:.4g} before it rose"
 
 
 def of_rejected(status: Status, run: str) -> list[Part]:

@@ -221,6 +221,7 @@ class Reporter:
             ledger=weigh(self.uplink.told(), self._run.shares, b.tokens_seen + self.uplink.tokens_lost),
             waiting_for=", ".join(self.waiting_for)[:TEXT_MAX],
             members=self._members.current.version,
+            risen=b.risen,
         )
 
     # --- how it is ----------------------------------------------------------------------------------------------------

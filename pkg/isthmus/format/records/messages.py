@@ -12,6 +12,7 @@ from isthmus.format.records.fields import (
     Finite,
     Index,
     Key,
+    Loss,
     Name,
     Seconds,
     Steps,
@@ -137,6 +138,8 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """The bytes of checkpoints among `bytes_up`."""
     members: Counter = 0
     """The newest version of the membership that the learner knows."""
+    risen: tuple[Loss, Loss] | None = None
+    """The loss before it rose and that of the newest steps, if it has risen and not come down again."""
 
 
 class Progress(Message, frozen=True, kw_only=True, tag="progress"):
