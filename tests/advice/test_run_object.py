@@ -7,7 +7,7 @@ import pytest
 
 from advice.followed import mine
 from advice.rows import row
-from isthmus.errors import Denied, RunMissing
+from isthmus.errors import Denied, LogCorrupt, RunMissing
 from isthmus.format.records.keys import RUN_KEY, commit_key
 from isthmus.format.rules import Pace, Rules
 from isthmus.log.run import read_run
@@ -49,6 +49,44 @@ async def test_a_run_object_that_is_gone_is_written_again(caplog: pytest.LogCapt
             assert [here.is_in(message) for message in caplog.messages].count(True) == 1
             await asyncio.sleep(2 * LOOK_S)
         assert [here.is_in(message) for message in caplog.messages].count(True) == 1
+
+
+@row(
+    "log",
+    "the run object … is not the one that this syncer started with (… bytes in place of …), and no process can start: end no "
+    "syncer; move it away, and it is written again within a minute",
+    means="The object `run` was cut or replaced, as by a power cut or a full disk. What runs goes on, and nothing can start. The "
+    "syncer that says so has the right bytes.",
+    do="end no syncer; move it away, and it is written again within a minute",
+    then="The syncer logs that the object was gone and is written again, and processes can start.",
+    lost="nothing, while a syncer runs",
+)
+@pytest.mark.parametrize("cut", [0, 40])
+@in_virtual_time
+async def test_a_run_object_that_was_cut_is_named_and_can_be_made_again(
+    cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    (here,) = mine(test_a_run_object_that_was_cut_is_named_and_can_be_made_again)
+    async with world(Path(), RUN) as w:
+        await merged(w)
+        kept = bytes(await w.store.get(RUN_KEY))
+        async with serving(w.syncer("s2")):
+            await asyncio.sleep(2 * LOOK_S)
+            assert not any(here.is_in(message) for message in caplog.messages)
+            await w.store.delete(RUN_KEY)
+            await w.store.create(RUN_KEY, kept[:cut])
+            with pytest.raises(LogCorrupt, match="end no syncer: move this object away, and one that runs writes it"):
+                await read_run(w.store)
+            await asyncio.sleep(3 * LOOK_S)
+            assert [here.is_in(message) for message in caplog.messages].count(True) == 1
+            assert bytes(await w.store.get(RUN_KEY)) == kept[:cut], "nothing is replaced"
+            await w.store.delete(RUN_KEY)
+            await asyncio.sleep(LOOK_S + 5.0)
+            assert bytes(await w.store.get(RUN_KEY)) == kept
+            await w.store.delete(RUN_KEY)
+            await w.store.create(RUN_KEY, kept[:cut])
+            await asyncio.sleep(LOOK_S + 5.0)
+            assert [here.is_in(message) for message in caplog.messages].count(True) == 2, "it is damaged once more"
 
 
 @in_virtual_time

@@ -121,7 +121,11 @@ LAYOUT_MOST = 64 << 20
 """Most bytes of a layout that are read. A tensor takes some 100 bytes."""
 
 
-UNREADABLE = "if another release created the run, use that one; else restore this object from a backup"
+UNREADABLE = (
+    "if another release created the run, use that one; else end no syncer: move this object away, and one that runs "
+    "writes it again within a minute (in a signed run few may, and its log says so); if none runs, restore it from a "
+    "backup"
+)
 """What to do about a run object that cannot be read."""
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from isthmus.errors import Denied, Unavailable
+from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.format.records.keys import RUN_KEY, commit_key
 from isthmus.log.run import Run
 from isthmus.store import Store
@@ -19,15 +19,24 @@ LOOK_S = 60.0
 async def keep(run: Run, store: Store, heads: Callable[[], Sequence[int]]) -> None:
     """Write the run object again, byte by byte, if it is gone; where that is denied, log what to do, once.
 
-    `store`: one that does not take a denial for an outage. `heads`: the newest version of each fragment. Nothing
-    is written if the newest commit of a fragment is gone, too: somebody is deleting the whole run.
+    If it is there with other bytes, log that: no object is ever replaced. `store`: one that does not take a denial for
+    an outage. `heads`: the newest version of each fragment. Nothing is written if the newest commit of a fragment is
+    gone, too: somebody is deleting the whole run.
     """
-    said = False
+    denied, damaged = False, False
     while True:
         await asyncio.sleep(LOOK_S)
         newest = next(((p, version) for p, version in enumerate(heads()) if version), None)
         try:
-            if newest is None or await is_there(store, RUN_KEY) or not await is_there(store, commit_key(*newest)):
+            found = await _found(store)
+            if found is not None and found != run.blob and not damaged:
+                logger.error(
+                    "the run object %s/%s is not the one that this syncer started with (%d bytes in place of %d), and "
+                    "no process can start: end no syncer; move it away, and it is written again within a minute",
+                    run.url, RUN_KEY, len(found), len(run.blob),
+                )  # fmt: skip
+            damaged = found is not None and found != run.blob
+            if newest is None or found is not None or not await is_there(store, commit_key(*newest)):
                 continue
             if await store.create(RUN_KEY, run.blob):
                 logger.warning(
@@ -38,10 +47,17 @@ async def keep(run: Run, store: Store, heads: Callable[[], Sequence[int]]) -> No
         except Unavailable:
             continue
         except Denied:
-            if not said:
+            if not denied:
                 logger.error(
                     "the run object %s/%s is gone, and this syncer may not write it: restore it from a backup before "
                     "any process has to start, since none can without it",
                     run.url, RUN_KEY,
                 )  # fmt: skip
-            said = True
+            denied = True
+
+
+async def _found(store: Store) -> bytes | None:
+    try:
+        return bytes(await store.get(RUN_KEY))
+    except ObjectMissing:
+        return None
