@@ -132,9 +132,9 @@ class StoreReadOnly(TakesNoWrites):
 class StoreFull(TakesNoWrites):
     """The store has no space left; writing works again once it has."""
 
-    def __init__(self, where: str, url: str, why: str) -> None:
+    def __init__(self, where: str, url: str, why: str, more: str = "space") -> None:
         super().__init__(
-            f"{where} is full ({why}): give it more space, or free what the run does not need any more: isthmus gc "
+            f"{where} is full ({why}): give it more {more}, or free what the run does not need any more: isthmus gc "
             f"{url} lists what can be deleted, and --apply deletes it (in a signed run with --key COLLECTOR_KEY_FILE)"
         )
 

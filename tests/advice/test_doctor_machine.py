@@ -72,6 +72,50 @@ def test_a_disk_without_room(doctor: Doctor, run: str, tmp_path: Path) -> None:
 
 
 @row(
+    "doctor", "machine: disk: … and room for … (inodes: df -i) free below …",
+    means="The file system of the run's folder can hold few more files, whatever the bytes that are left: a warning below "
+    "100,000, a failure below 1,000.",
+    do=f"make room: {FREES}", then="`ok machine: disk`",
+)  # fmt: skip
+@row(
+    "doctor", "store: may write: … is full (it can hold no more files: df -i): give it more inodes, or free what the run does "
+    "not need any more: isthmus gc … lists what can be deleted, and --apply deletes it (in a signed run with --key "
+    "COLLECTOR_KEY_FILE)",
+    means="The store takes no more objects: a run is thousands of files, and this file system has as many as it can.",
+    do=f"make room: {FREES}. Until then nothing is merged; learners train on",
+    then="`ok store: may write`",
+    lost=A_GAP,
+)  # fmt: skip
+@pytest.mark.tier("all")
+@pytest.mark.usefixtures("own_mounts")
+def test_a_disk_without_inodes(doctor: Doctor, run: str, tmp_path: Path) -> None:
+    """It is enlarged while processes run, as the advice has it. (A `tmpfs` can be; others need a new file system.)"""
+    disk, out = tmp_path / "disk", tmp_path
+    disk.mkdir()
+    files = 2 + sum(1 for _ in Path(run).rglob("*"))
+    script = f"""
+        mount -t tmpfs -o size=4g,nr_inodes={files + 2000} tmpfs {disk} && cp -r {run} {disk}/run || exit 99
+        {ISTHMUS} doctor {disk}/run --size 0.02 > {out}/low
+        n=0; while touch {disk}/$n 2> /dev/null; do n=$((n + 1)); done
+        {ISTHMUS} doctor {disk}/run --size 0.02 > {out}/full
+        {ISTHMUS} status {disk}/run > {out}/status
+        mount -o remount,nr_inodes=200000 {disk}; {ISTHMUS} doctor {disk}/run --size 0.02 > {out}/roomy
+        {ISTHMUS} status {disk}/run > {out}/status.roomy
+    """
+    done = subprocess.run([*IN_A_DISK_OF_ITS_OWN, "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = {path.name: path.read_text() for path in out.iterdir() if path.is_file()}
+    told = doctor.of(said)
+    told.finds("full")
+    told.only("machine").finds("low")
+    assert re.search(r"^failure machine: disk: .* room for 0 more files", said["full"], re.MULTILINE)
+    assert re.search(r"^warning machine: disk: .* room for [\d,]+ more files", said["low"], re.MULTILINE)
+    told.finds_no_more("roomy")
+    assert re.search(r"the disk of .* is full: .* and room for 0 more files \(inodes: df -i\) are left", said["status"])
+    assert " is full: " not in said["status.roomy"]
+
+
+@row(
     "doctor", "store: rights: … is on a file system that is mounted read-only, as the kernel does after an error of the disk "
     "(dmesg names it): `sudo mount -o remount,rw …` allows it (and … more are like that)",
     means="No process can write to the run's folder, whatever its rights. Learners train on, and wait for the store.",

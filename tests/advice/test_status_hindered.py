@@ -196,7 +196,7 @@ async def test_a_hole_that_only_a_syncer_sees(folder: Path, monkeypatch: pytest.
 
 @row(
     "status",
-    "the disk of … is full: … MB are left",
+    "the disk of … is full: … are left",
     means="The disk of a run in a folder has no room for another checkpoint. Learners train on; little or nothing is merged.",
     like="A bucket is never said to be full: the processes' logs have what its server answers.",
     do="enlarge it while they run, or make room on it: isthmus gc … --apply frees what the run does not need and is over an "

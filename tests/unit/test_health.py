@@ -17,6 +17,7 @@ from isthmus.inspect.health_summary import News, health
 from isthmus.inspect.learner_problems import Part
 from isthmus.inspect.status import Status
 from isthmus.log.holes import GOES_ON
+from isthmus.runtime.disk import Room
 from support.healths import COMMITTED_AT, LEDGER, NOW, RUN, alive, beat, commit, left, looked, of
 
 
@@ -149,11 +150,17 @@ def test_a_full_disk_is_said_whether_or_not_processes_are_heard() -> None:
         "none can be stored), wait until they have ended, delete the rest by isthmus gc r --apply --keep 8 --min-age 0 "
         "and start them again"
     )
-    found = looked(beat("a"), alive(), room=3_000_000)
+    found = looked(beat("a"), alive(), room=Room(3_000_000, None))
     assert (found.ok, found.said) == (False, f"{full}; 1 of 1 learners merge")
     hearing = BusView(RUN)
     hearing.take(learner_stream("a"), BusItem("1-0", encode(beat("a"))), None)
-    assert health(Status(hearing, [], "", 0.0, NOW, room=3_000_000), "r", "b").said.startswith(f"{full}; 0 of 1")
+    assert health(Status(hearing, [], "", 0.0, NOW, room=Room(3_000_000, None)), "r", "b").said.startswith(
+        f"{full}; 0 of 1"
+    )
+    few = "the disk of r is full: 5.0 GB and room for 1 more file (inodes: df -i) are left; enlarge it"
+    assert looked(beat("a"), alive(), room=Room(5_000_000_000, 1)).said.startswith(few)
+    many = "the disk of r is full: 3 MB are left; enlarge it"
+    assert looked(beat("a"), alive(), room=Room(3_000_000, 200_000)).said.startswith(many)
 
 
 def test_of_learners_whose_work_was_not_answered_those_with_less_are_named_too() -> None:
@@ -273,7 +280,9 @@ def test_the_worst_problem_is_said_first() -> None:
         hearing.take(learner_stream(said.learner), BusItem("1-0", encode(said)), at)
     hearing.take(SYNCER_STREAM, BusItem("1-0", encode(alive(quorum=9))), 1.0)
     wrong = {1: f"commits/1: {GOES_ON}", 2: "commits/2: no"}
-    found = health(Status(hearing, list(lost), "", 0.0, NOW, wrong=wrong, room=0, joining={"z": 1}), "r", "b")
+    found = health(
+        Status(hearing, list(lost), "", 0.0, NOW, wrong=wrong, room=Room(0, None), joining={"z": 1}), "r", "b"
+    )
     order = ["the disk of r", "the log of fragment 2", "b explodes", "c: waits for store"]
     order += ["fragment 1 has a hole in its history"]  # the last that makes --check fail
     order += ["no messages come from d", "s has a quorum", "z joined within the last minute"]

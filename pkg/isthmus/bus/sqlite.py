@@ -7,7 +7,6 @@ deleted at any time: like any loss of the bus, this loses no training data.
 import asyncio
 import contextlib
 import os
-import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from typing_extensions import override
 
 from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, Bus, BusItem, Refused
 from isthmus.errors import Denied, Unavailable
+from isthmus.runtime.disk import room_in
 from isthmus.runtime.file_rights import why_denied
 
 T = TypeVar("T")
@@ -169,12 +169,12 @@ class SqliteBus(Bus):
                 return fn(self._open())
             except sqlite3.OperationalError as error:
                 message = str(error)
+                if self._lacks_room(error):
+                    self.close()
+                    raise Refused(f"{self.url}: {message}: free space on its disk") from None
                 if "readonly" in message or "unable to open" in message:
                     self.close()
                     raise Denied(f"{self.url}: {self._why() or message}") from None
-                if error.sqlite_errorcode == sqlite3.SQLITE_FULL or self._lacks_room(error):
-                    self.close()
-                    raise Refused(f"{self.url}: {message}: free space on its disk") from None
                 if "locked" not in message and "busy" not in message:
                     self.close()
                     raise Unavailable(f"{self.url}: {message}") from None
@@ -194,9 +194,15 @@ class SqliteBus(Bus):
         return "" if os.path.isdir(self._path) else why_denied(paths, os.R_OK | os.W_OK, writing=True)
 
     def _lacks_room(self, error: sqlite3.OperationalError) -> bool:
-        """Return whether an I/O error comes from a full disk: SQLite says no more if its index finds no room there."""
-        of_io = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR
-        return of_io and shutil.disk_usage(self._path.parent).free < ROOM
+        """Return whether an error comes from a full disk: SQLite says no more than that it cannot read, write or open a
+        file if there is no room for its index."""
+        kind = error.sqlite_errorcode & 0xFF
+        if kind == sqlite3.SQLITE_FULL:
+            return True
+        if kind not in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) or not self._path.parent.is_dir():
+            return False
+        left = room_in(self._path.parent)
+        return left.files == 0 or (kind == sqlite3.SQLITE_IOERR and left.bytes < ROOM)
 
     def _open(self) -> sqlite3.Connection:
         with contextlib.suppress(FileNotFoundError):

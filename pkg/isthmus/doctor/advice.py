@@ -41,7 +41,8 @@ class Advice:
 FREES = (
     "isthmus gc {url} --apply{key} frees what the run does not need any more and is over an hour old. If that is not "
     "enough, isthmus gc {url} --apply{key} --keep 8 keeps 8 versions in place of 64. In a young or small run both free "
-    "little: enlarge the disk or the store; or stop all learners and syncers of the run, wait until they have ended, "
+    "little: enlarge the disk or the store while they run; or stop all learners and syncers of the run (what "
+    "learners have trained since their last checkpoints is lost then: none can be stored), wait until they have ended, "
     "and isthmus gc {url} --apply{key} --keep 8 --min-age 0 keeps no young objects either"
 )
 IN_BUCKET = Advice(

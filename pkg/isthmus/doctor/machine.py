@@ -2,9 +2,9 @@
 
 import hashlib
 import importlib.util
+import math
 import os
 import platform
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +18,14 @@ from isthmus.format.layout import Spec, TensorClass, partition
 from isthmus.format.rules import MergeRule, Rules
 from isthmus.log import merge
 from isthmus.runtime.clock import Runtime
+from isthmus.runtime.disk import FEW, room_in
 from isthmus.wording import counted
 
 DISK_WARNING, DISK_FAILURE = 2 << 30, 100 << 20
 """Free bytes below which the disk gives a warning, or a failure."""
+
+FILES_FAILURE = 1_000
+"""Files that it can still hold below which the disk gives a failure; below `FEW`, a warning."""
 
 BITS = {1: "f7508948098312e71b2f3435eacc1e14e85cb259d754dcd8a039098cd67b6911"}
 """The digest that `fingerprint` must return, by arithmetic version. It was measured once, and is the same on every
@@ -42,11 +46,11 @@ def examine_machine(folder: Path | None, role: Role, runtime: Runtime, *, signed
 
 def _disk(run: Path, *, signed: bool) -> Finding:
     folder = next(parent for parent in (run, *run.parents) if parent.exists())
-    free = shutil.disk_usage(folder).free
-    size = f"{free / 1e9:.1f} GB" if free >= 1e9 else f"{free / 1e6:.0f} MB"
-    said = f"{size} free below {folder}"
-    if free < DISK_WARNING:
-        outcome = FAILURE if free < DISK_FAILURE else WARNING
+    left = room_in(folder)
+    files = math.inf if left.files is None else left.files
+    said = f"{left} free below {folder}"
+    if left.bytes < DISK_WARNING or files < FEW:
+        outcome = FAILURE if left.bytes < DISK_FAILURE or files < FILES_FAILURE else WARNING
         more = "make room: " + freeing(FREES, str(run), signed=signed)
         return Finding("machine: disk", outcome, said, more)
     return Finding("machine: disk", OK, said)

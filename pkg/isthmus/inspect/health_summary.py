@@ -138,7 +138,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
                 "answer there: nothing that was in it has to be restored, and an empty Redis will do"
             )
         unknown = Part(f"{why}: it is unknown which processes are live; {last}", do)
-        return Health(False, [unknown, *of_log(status, run)])
+        return Health(False, [*_of_room(status, run), unknown, *of_log(status, run)])
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
     wild = exploding(status, run, status.live)
     away = status.turned_away
@@ -419,7 +419,7 @@ def _of_room(status: Status, run: str) -> list[Part]:
     flags = f"{accept_flag(status.accepted)} --apply{_key(status, 'collector')}"
     return [
         Part(
-            f"the disk of {run} is full: {status.room / 1e6:.0f} MB are left",
+            f"the disk of {run} is full: {status.room} are left",
             "enlarge it while they run, or make room on it: "
             f"isthmus gc {run}{flags} frees what the run does not need and is over an hour old, which is "
             "little in a young or small run; if that is not enough, stop all processes of the run (what learners have "

@@ -19,6 +19,7 @@ from isthmus.log import Commit, Log
 from isthmus.log.holes import Holes
 from isthmus.log.log_health import RECENT, STANDS, is_most, look
 from isthmus.runtime.clock import Runtime
+from isthmus.runtime.disk import Room
 from isthmus.runtime.urls import redacted
 from isthmus.store import EdgeStore
 
@@ -76,7 +77,7 @@ class Live:
         self._membership = ""
         self._ahead: Mapping[int, tuple[int, Sequence[str]]] = {}
         self._lacking: dict[int, int] = {}  # by fragment that was lacking a version at the last look: its head
-        self._room: int | None = None
+        self._room: Room | None = None
         self._refusing: Refusing | None = None
         self._others: dict[int, dict[int, int]] = {}  # by fragment, all fragments' versions when it was last merged
         self._log = log

@@ -28,6 +28,7 @@ from isthmus.log.heal import lost_after, newest_starts
 from isthmus.log.holes import Holes
 from isthmus.log.log_health import LOOKS_AT_ONCE, look, room_left
 from isthmus.runtime.clock import Runtime
+from isthmus.runtime.disk import Room
 from isthmus.store import Entry, checked
 
 OLDER = 128
@@ -89,7 +90,7 @@ class Status:
     """By fragment of which live learners have a version that its log lacks: the newest of these, and the learners."""
     membership: str = ""
     """Which version of the membership is missing or damaged in the store, and what to do; empty if none is."""
-    room: int | None = None
+    room: Room | None = None
     """The bytes that are free on the disk of a run in a folder, if it is full; else None."""
     bus_refusing: Refusing | None = None
     """Why the bus takes no messages, if no process is heard; None if it takes them, or does not say."""
@@ -325,7 +326,8 @@ class Status:
                 "ledger": {f: getattr(self.ledger, f) for f in Tally.__struct_fields__},
             },
             "uncollected": self.uncollected,
-            "disk_full_bytes_left": self.room,
+            "disk_full_bytes_left": self.room and self.room.bytes,
+            "disk_full_files_left": self.room and self.room.files,
             "rejections": self.rejections,
             "messages_rejected": self.messages_rejected,
             "clipped": self.clipped,
@@ -490,7 +492,7 @@ async def stored_in(log: Log, hearing: BusView) -> Stored:
     )
 
 
-async def room_of(log: Log) -> int | None:
+async def room_of(log: Log) -> Room | None:
     """Return the bytes that are free on the disk of a run in a folder, if it is full; else None."""
     try:
         return await log.runtime.offload(room_left, log.run)

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import operator
-import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from isthmus.format.rules import KEPT_VERSIONS, MIN_AGE_S
 from isthmus.log import Commit, Log
 from isthmus.log.holes import GOES_ON, Holes, accept_flag, require_commits, require_readable, with_advice
 from isthmus.log.run import Run
+from isthmus.runtime.disk import Room, room_in
 from isthmus.runtime.urls import Place
 from isthmus.store.base import is_there
 from isthmus.wording import agreeing, fragments, key_flag, listed
@@ -44,6 +44,9 @@ LEARNERS_NAMED = 3
 
 ROOM = 16 << 20
 """A disk is full if it has less room than this many bytes, or than eight bytes a parameter: no checkpoint fits then."""
+
+FILES = 64
+"""It is full, too, if it can hold fewer than this many files more for each fragment: some versions have as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +255,14 @@ def restores(p: int, head: int, run: str = "") -> str:
     )
 
 
-def room_left(run: Run) -> int | None:
-    """Return how many bytes are free on the disk of a run in a folder if it is full; else, and of a bucket, None."""
+def room_left(run: Run) -> Room | None:
+    """Return what is left on the disk of a run in a folder if it is full; else, and of a bucket, None."""
     folder = Place.of(run.url).folder
     if folder is None:
         return None
-    free = shutil.disk_usage(folder).free
-    return free if free < max(ROOM, 8 * run.layout.size) else None
+    left = room_in(folder)
+    few = left.files is not None and left.files < FILES * len(run.layout.fragments)
+    return left if few or left.bytes < max(ROOM, 8 * run.layout.size) else None
 
 
 async def _last_readable(log: Log, p: int) -> Commit | None:

@@ -15,6 +15,7 @@ from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.descriptors import explained
+from isthmus.runtime.disk import room_in
 from isthmus.runtime.file_rights import why_denied, why_read_only
 from isthmus.store.base import Entry, Store
 
@@ -80,6 +81,8 @@ class FileStore(Store):
             raise Denied(f"{self.root}: {self._why(error, writing=fn not in (self._read, self._list))}") from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno == errno.ENOSPC and room_in(self.root).files == 0:
+                    raise StoreFull(str(self.root), self.url, "it can hold no more files: df -i", "inodes") from None
                 raise StoreFull(str(self.root), self.url, str(error.strerror)) from None
             if error.errno == errno.EROFS:
                 raise StoreReadOnly(why_read_only(path)) from None
