@@ -248,6 +248,32 @@ async def test_a_bus_that_was_demoted(folder: Path, tmp_path: Path) -> None:
 
 @row(
     "status",
+    "0 of … learners merge; no process is heard, and none has left (the last commit is of …): the bus refuses their "
+    "messages, since it cannot write to its disk",
+    means="Redis could not store its last snapshot, and takes no writes until it can. Learners train on meanwhile, and nothing is "
+    "merged.",
+    do="free that disk (its log names the file); or, since nothing in a bus has to be kept, redis-cli CONFIG SET "
+    "stop-writes-on-bgsave-error no: processes that live go on by themselves",
+    then="`… of … learners merge`, without a restart.",
+    lost=A_GAP,
+)
+async def test_a_bus_that_cannot_write_to_its_disk(folder: Path, tmp_path: Path) -> None:
+    (here,) = mine(test_a_bus_that_cannot_write_to_its_disk)
+    with redis_server(tmp_path / "redis") as redis, Redis.from_url(redis.url) as client:
+        async with world(folder, FEW, redis.url) as w, serving(w.syncer("s1")), training(w.learner("a")):
+            await well(w)
+            (tmp_path / "taken").mkdir()
+            client.config_set("dir", str(tmp_path))
+            client.config_set("dbfilename", "taken")
+            client.config_set("save", "1 1")
+            line = await said(here, w)
+            asked = re.findall(r"redis-cli (CONFIG SET \S+ no)", line)
+            client.execute_command(*asked[0].split())
+            await well(w)
+
+
+@row(
+    "status",
     "isthmus status: redis://…: the server asks for a password: redis://USER:PASSWORD@host:port, or ISTHMUS_BUS_USER and "
     "ISTHMUS_BUS_PASSWORD_FILE…",
     means="The bus lets nobody in without a password, and this shell has none. If the server got its password lately, learners "

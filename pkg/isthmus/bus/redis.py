@@ -72,6 +72,8 @@ class ServerFacts:
     memory_used: int
     time: float
     """Its clock, in seconds since 1970."""
+    saves: bool = True
+    """Whether its last write of a snapshot or of the append-only file succeeded."""
 
 
 class RedisBus(Bus):
@@ -202,6 +204,7 @@ class RedisBus(Bus):
             memory_max=int(info.get("maxmemory", 0)),
             memory_used=int(info.get("used_memory", 0)),
             time=seconds + microseconds / 1e6,
+            saves="err" not in (info.get("rdb_last_bgsave_status"), info.get("aof_last_write_status")),
         )
 
     @override
@@ -219,6 +222,12 @@ class RedisBus(Bus):
             return Refusing(
                 f"its memory is full ({used / 1e6:.1f} of {most / 1e6:.1f} MB)",
                 "raise its maxmemory, or delete what else this server stores",
+            )
+        if not facts.saves:
+            return Refusing(
+                "it cannot write to its disk",
+                "free that disk (its log names the file); or, since nothing in a bus has to be kept, redis-cli CONFIG "
+                "SET stop-writes-on-bgsave-error no",
             )
         return None
 

@@ -64,7 +64,9 @@ MEANINGS: dict[str, Meaning] = {
     "NOPERM": Meaning(Action.END, "the user of the bus lacks a right: `isthmus access` writes users that have it"),
     "OOM": Meaning(Action.WAIT, "the server's memory is full: raise maxmemory, or delete other data stored there"),
     "MISCONF": Meaning(
-        Action.WAIT, "the server cannot write to its disk, which may be full, and takes no writes until it can"
+        Action.WAIT,
+        "the server cannot write to its disk, which may be full, and takes no writes until it can: free that disk, or, "
+        "since nothing in a bus has to be kept, redis-cli CONFIG SET stop-writes-on-bgsave-error no",
     ),
     "NOREPLICAS": Meaning(Action.WAIT, "fewer replicas are connected than the server wants (min-replicas-to-write)"),
     "WRONGTYPE": Meaning(Action.END, "a key of this run is not a stream: another program has written to it"),
