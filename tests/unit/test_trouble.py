@@ -132,7 +132,8 @@ def test_a_learner_that_joins_for_long_does_not_say_that_nobody_is_heard() -> No
         _deaf_at=-math.inf, _has_listened=False, _pace=Pace(), _members=SimpleNamespace(signed=False), _signer=None, boundary=None,
         _edge=SimpleNamespace(url="run"), _bus=SimpleNamespace(url="redis://bus"), first_step=0,
         _run=SimpleNamespace(rules=Rules()), downlink=SimpleNamespace(found_at=-math.inf, known=[SimpleNamespace(version=0)]),
-        uplink=SimpleNamespace(unmerged=SimpleNamespace(trouble=lambda *_: None)), _hindered_at=0.0, _unheard_at=0.0,
+        uplink=SimpleNamespace(unmerged=Unmerged(0.0, 0)), _hindered_at=0.0,
+        _hindered_step=0, _unheard_at=0.0,
     )  # fmt: skip
     at.now = 95.0
     assert found._troubles() == []
@@ -147,3 +148,32 @@ def test_a_learner_that_joins_for_long_does_not_say_that_nobody_is_heard() -> No
     vars(found)["downlink"].known.append(SimpleNamespace(version=1))
     ((_, _, remedy),) = found._troubles()
     assert "the address of the run" not in remedy
+
+
+@pytest.mark.parametrize("reason", [Reason.STALE, Reason.NON_FINITE])
+def test_what_came_too_late_as_the_store_was_away_is_not_blamed_on_the_uplink(reason: Reason) -> None:
+    at, away, period = SimpleNamespace(now=0.0), list[tuple[float, str, str]](), 8
+    found = Reporter.__new__(Reporter)
+    vars(found).update(
+        _runtime=SimpleNamespace(now=lambda: at.now, wall=lambda: at.now),
+        _connectivity=SimpleNamespace(bus_is_down=True, troubles=lambda: list(away)), syncer_heard_at=0.0,
+        _has_listened=True, _pace=Pace(), _members=SimpleNamespace(signed=False), _signer=None,
+        boundary=SimpleNamespace(step=0, longest_period=period), _run=SimpleNamespace(rules=Rules()),
+        uplink=SimpleNamespace(unmerged=Unmerged(at=0.0, step=0, announced=9, rejected_for=reason)),
+        _hindered_at=-math.inf, _hindered_step=0, _unheard_at=-math.inf,
+    )  # fmt: skip
+
+    def told(step: int, *, store: bool) -> list[str]:
+        at.now = found.syncer_heard_at = float(step)
+        vars(found)["boundary"].step = step
+        away[:] = [] if store else [(1.0, "the store does not answer", "")]
+        return [what for for_s, what, _ in found._troubles() if for_s > 10.0 and "store" not in what]
+
+    assert told(4 * period, store=True) == [f"every update is rejected: {reason}"]
+    told(100, store=False)
+    soon = [told(step, store=True) for step in range(100, 100 + 4 * period, 4)]
+    if reason == Reason.STALE:
+        assert not any(soon), "it was away a moment ago"
+    else:
+        assert all(soon), "no outage explains it"
+    assert told(100 + 4 * period, store=True) == [f"every update is rejected: {reason}"]

@@ -12,7 +12,7 @@ from isthmus.bus import syncer_command
 from isthmus.bus.base import Bus
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import Denied, Unavailable, told
-from isthmus.format.records.fields import TEXT_MAX
+from isthmus.format.records.fields import WAITING_MAX
 from isthmus.format.records.messages import PARTS, Announce, Heartbeat, Leave, Pass, Progress
 from isthmus.format.records.objects import work_of
 from isthmus.format.rules import MemberRole, Pace
@@ -86,8 +86,8 @@ class Reporter:
         self._metrics = metrics
         self._steps_target = steps_target
         self._trouble_log = TroubleLog(name, pace.silence_s, MEANWHILE)
-        self._hindered_at = -math.inf
-        """When store, bus or syncers were last known to be away: nothing could be merged until then."""
+        self._hindered_at, self._hindered_step = -math.inf, 0
+        """When, and at which step, store, bus or syncers were last known to be away: nothing could be merged then."""
         self._unheard_at = -math.inf
         """When syncers were last known to be away: nothing could be rejected until then."""
         self._deaf_at = -math.inf
@@ -219,7 +219,7 @@ class Reporter:
             checkpoint_bytes=self.claimed.bytes_stored,
             tokens_lost=self.uplink.tokens_lost,
             ledger=weigh(self.uplink.told(), self._run.shares, b.tokens_seen + self.uplink.tokens_lost),
-            waiting_for=", ".join(self.waiting_for)[:TEXT_MAX],
+            waiting_for=", ".join(self.waiting_for)[:WAITING_MAX],
             members=self._members.current.version,
             risen=b.risen,
         )
@@ -252,13 +252,15 @@ class Reporter:
                 what += f", {GOES_ON}"
                 remedy = f"{self._bus.url} is not the bus of its syncers: use theirs {theirs}"
             found.append((silent_s, what, remedy))
-        if now - self.syncer_heard_at > MISSED_BEATS * self._pace.heartbeat_s:
-            self._hindered_at = self._unheard_at = now
-        elif any(for_s > 0 for for_s, *_ in self._connectivity.troubles()):
-            self._hindered_at = now
         at = self.boundary
         step, period = (self.first_step, self._run.rules.sync_every) if at is None else (at.step, at.longest_period)
+        if now - self.syncer_heard_at > MISSED_BEATS * self._pace.heartbeat_s:
+            self._hindered_at, self._hindered_step, self._unheard_at = now, step, now
+        elif any(for_s > 0 for for_s, *_ in self._connectivity.troubles()):
+            self._hindered_at, self._hindered_step = now, step
         unmerged = self.uplink.unmerged
+        if unmerged.rejected_for == Reason.STALE:  # what waited for an outage to end comes too late, and no later work
+            unmerged = replace(unmerged, step=max(unmerged.step, self._hindered_step))
         if not self._is_member:  # commits do not list what syncers reject before they look at it
             unmerged = replace(unmerged, rejected_for=Reason.NOT_A_MEMBER)
         dry = unmerged.trouble(now, step, period)
@@ -267,7 +269,8 @@ class Reporter:
         for_s, what, remedy = dry
         # While another trouble is known, and for a while after it, that trouble explains why nothing is merged. A
         # rejection needs no other explanation, unless no syncer was there to merge what came after it.
-        hindered_at = self._unheard_at if what.startswith(REJECTED) else self._hindered_at
+        itself = what.startswith(REJECTED) and unmerged.rejected_for != Reason.STALE
+        hindered_at = self._unheard_at if itself else self._hindered_at
         return [*found, (min(for_s, now - hindered_at), what, remedy)]
 
     @property

@@ -108,11 +108,21 @@ MUTANTS = [
     *of(
         "syncer/run_object.py",
         "tests/advice/test_run_object.py",
-        row("a-run-object-that-is-there-is-missed", "await is_there(store, RUN_KEY) or not", "not"),
+        row(
+            "a-run-object-that-is-there-is-missed",
+            "newest is None or found is not None or not",
+            "newest is None or not",
+        ),
         row(
             "a-run-that-is-deleted-gets-its-run-object-back", " or not await is_there(store, commit_key(*newest)):", ":"
         ),
-        row("a-denial-is-said-each-minute", "            said = True\n", ""),
+        row("a-denial-is-said-each-minute", "            denied = True\n", ""),
+        row("a-cut-run-object-is-said-each-minute", " and not damaged:", ":"),
+        row(
+            "it-is-said-once-for-ever",
+            "damaged = found is not None and found",
+            "damaged = damaged or found is not None and found",
+        ),
         row("a-run-object-without-bytes", "store.create(RUN_KEY, run.blob)", 'store.create(RUN_KEY, b"")'),
     ),
     *of(
