@@ -25,11 +25,8 @@ PATIENCE_S = 10.0
 REMIND_S = 60.0
 REMIND_S_MAX = 3600.0
 
-SAID_MOST = 100
-"""The most characters of an error in a heartbeat, whose text has up to 256: a store and a permission may be named."""
-
-UNWRITTEN_MOST = 200
-"""The same for a store that takes no writes, since nothing else is named then but the bus: it says what to do."""
+SAID_MOST = 350
+"""The most characters of an error in a heartbeat: a store and a permission may be named there (`WAITING_MAX`)."""
 
 Trouble = tuple[float, str, str]
 """How many seconds the trouble has lasted, what it is, and what to do about it."""
@@ -92,7 +89,7 @@ class Connectivity:
         if self.store_down_s:
             waiting.append(f"store ({self.store_down_s:.0f} s){_saying(outage.why if outage.down_s else '')}")
         elif self._unwritten_s:
-            waiting.append(f"{WRITING} ({outage.unwritten_s:.0f} s){_saying(outage.why, UNWRITTEN_MOST)}")
+            waiting.append(f"{WRITING} ({outage.unwritten_s:.0f} s){_saying(outage.why)}")
         if refused := self._tolerance.refused:
             waiting.append(f"permission ({refused}){_saying(self._tolerance.why)}")
         if self.bus_is_down and not self._messages_down_s:
@@ -121,10 +118,10 @@ class Connectivity:
         ]
 
 
-def _saying(why: str, most: int = SAID_MOST) -> str:
+def _saying(why: str) -> str:
     """Return what an error said, to be added to a heartbeat, without passwords and not longer than it holds."""
     text = legible(without_passwords(why))
-    return f", which says: {text if len(text) <= most else text[: most - 1] + '…'}" if text else ""
+    return f", which says: {text if len(text) <= SAID_MOST else text[: SAID_MOST - 1] + '…'}" if text else ""
 
 
 class TroubleLog:

@@ -37,9 +37,13 @@ def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path |
                 instead = (
                     f"run this process as {owner}, too, or, if {owner} runs nothing of this run, " if taken else ""
                 )
+                me = _name(os.geteuid())
+                # Files of a run are written by its processes: one that hides them from others goes on doing so.
+                hidden = verb == "read" and stat.S_ISREG(there.st_mode) and there.st_uid != os.geteuid()
+                again = f", but if {owner} runs a process of this run, start that as {me} first, or this comes again"
                 return (
-                    f"user {_name(os.geteuid())} may not {verb} {at}, which is {owner}'s and has mode "
-                    f"{stat.filemode(there.st_mode)}: {instead}`{command}` allows it"
+                    f"user {me} may not {verb} {at}, which is {owner}'s and has mode {stat.filemode(there.st_mode)}: "
+                    f"{instead}`{command}` allows it{again if hidden else ''}"
                 )
     except OSError:  # another process deletes or moves what is looked at
         pass

@@ -23,7 +23,7 @@ from isthmus.bus.timed import TimedBus
 from isthmus.codecs import codec, packed_bounds
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable, told
 from isthmus.format.records import frame
-from isthmus.format.records.fields import TEXT_MAX
+from isthmus.format.records.fields import WAITING_MAX
 from isthmus.format.records.keys import RUN_KEY, snapshots_prefix, update_key
 from isthmus.format.records.messages import (
     DROPPED_LISTED,
@@ -551,7 +551,7 @@ class Syncer:
             commits=self.tallies.commits,
             heads=tuple(coordinator.head for coordinator in self.coordinators),
             rejected=dict(self.tallies.rejected),
-            waiting_for=", ".join(self._connectivity.waiting_for)[:TEXT_MAX],
+            waiting_for=", ".join(self._connectivity.waiting_for)[:WAITING_MAX],
             lag_ms=self.vitals.lag_s_max * 1e3,
             held=len(self.held),
             fold_s=self.fold_s,

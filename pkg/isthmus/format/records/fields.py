@@ -25,9 +25,12 @@ Key = Annotated[str, msgspec.Meta(min_length=1, max_length=KEY_MAX, pattern=KEY_
 """Key of an object. No segment is empty or begins with a dot, so no key leads out of the run, or to a hidden file."""
 
 _CONTROLS = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff"
-TEXT_MAX = 256
-Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX, pattern=rf"\A[^{_CONTROLS}]*\Z")]
+Text = Annotated[str, msgspec.Meta(max_length=256, pattern=rf"\A[^{_CONTROLS}]*\Z")]
 """Text for people to read, also on terminals: without control, zero-width and text direction characters."""
+
+WAITING_MAX = 800
+Waiting = Annotated[str, msgspec.Meta(max_length=WAITING_MAX, pattern=rf"\A[^{_CONTROLS}]*\Z")]
+"""The same, with room for what a store or a system said, and its remedy with the path of a run in it."""
 
 Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9-]{0,39}\Z")]
 """Why an update was rejected or clipped: a name of `isthmus.reasons`, or of another release's reasons."""

@@ -19,6 +19,7 @@ from isthmus.format.records.fields import (
     Text,
     Tokens,
     Version,
+    Waiting,
     Word,
     is_name,
 )
@@ -132,7 +133,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     tokens_lost: Tokens
     """Tokens that earlier incarnations trained beyond the checkpoint from which the next incarnation resumed."""
     ledger: Tally
-    waiting_for: Text
+    waiting_for: Waiting
     """The ports that the learner cannot reach now, or empty."""
     checkpoint_bytes: Bytes = 0
     """The bytes of checkpoints among `bytes_up`."""
@@ -208,7 +209,7 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """The newest version of each fragment that this syncer has read."""
     rejected: dict[Text, Counter]
     """Messages that the syncer rejected since it started and that belong to no fragment's log, by reason."""
-    waiting_for: Text
+    waiting_for: Waiting
     lag_ms: Finite
     """Longest delay of the syncer's event loop since its previous message of this type."""
     held: Counter
