@@ -620,6 +620,9 @@ def _forecasts(found: Plan) -> list[Table]:
     return [time, links]
 
 
+RING_SAID = 1.02
+"""A ring is said beside a direct exchange if its steps are so many times as long."""
+
 AGAIN_SAID = 0.01
 """Share of steps that are trained again from which on a comparison says what it would be without them."""
 
@@ -681,6 +684,13 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], f
     say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(found, beside)}")
     times = ours.learnt / beside.way(ACROSS).learnt
     say(f"compared with data parallel across the links ({times:.3g} times it): {_pays_links(beside)}")
+    if beside.ring_step_s > RING_SAID * beside.way(ACROSS).step_s:
+        across_s = beside.way(ACROSS).step_s
+        say(
+            f"in a ring, {2 * (learners - 1)} latencies one after the other, a step across the links would take "
+            f"{beside.ring_step_s:.3g} s instead of {across_s:.3g} s, and decoupled would learn "
+            f"{times * beside.ring_step_s / across_s:.3g} times as much"
+        )
     alone = beside.way(ALONE)
     say(
         f"compared with one island alone, in batches of 1/{learners} of the tokens, which teach more per token: "

@@ -9,8 +9,9 @@ up as down. The four methods differ in what they send over the link and in when 
 - Decoupled DiLoCo (arXiv 2604.21428): the same, but up to a syncer and down again; the two directions do not share
   bandwidth.
 
-An all-reduce over M learners moves 2 (1 − 1/M) times the data over each link. `simulate` plays steps and transfers one
-by one. `exact` is the closed form of the same model. Utilisation is compute / (compute + stall).
+An all-reduce over M learners moves 2 (1 − 1/M) times the data over each link, and waits for two latencies, as if every
+learner sent to every other at once: the least there is, in favour of the first three. `simulate` plays steps and
+transfers one by one. `exact` is the closed form of the same model. Utilisation is compute / (compute + stall).
 """
 
 import math

@@ -34,7 +34,8 @@ ASSUMED = (
     "tokens of all ways count alike, although their batches are of different sizes: one island alone has a batch of "
     "one learner, the others one of all (in the lab, a token of the larger batch teaches less)",
     "one place starts again without reading over a link; across the links, every failure reads checkpoint and model",
-    "gradients cross the links in bfloat16, in a ring, during the backward pass, which is two thirds of a step",
+    "gradients cross the links in bfloat16 during the backward pass, which is two thirds of a step, and wait for two "
+    "latencies, as if every learner sent to every other at once: the least there is (a ring waits for 2 (M - 1))",
     "the worth of a token was measured with learners of equal speed that do not fail, and with merges that take no "
     "time; the plan adds the time of a merge to its rounds",
     "if learners are in several regions, all gradients pay for egress; of decoupled training, what learners outside "
@@ -107,6 +108,8 @@ class Comparison:
     """Gbit/s of every link above which data parallel across the links learns more; None: it does at any bandwidth,
     inf: it does at none."""
     gbit_s_at_parity: float | None
+    ring_step_s: float
+    """Seconds of a step across the links if the gradients go round in a ring: 2 (M - 1) latencies one after another."""
     goodput_at_least: tuple[float, float]
     """Goodputs of one place and of decoupled training if every learner fails each `mtbf_least_hours`."""
 
@@ -156,6 +159,7 @@ def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: floa
     often = [replace(i, mtbf_hours=least_hours) for i in islands]
     return Comparison(
         ways=[one, across, _alone(islands, tokens, prices, job), ours],
+        ring_step_s=_across(found.params, islands, job, 2.0 * (learners - 1)),
         goodput_at_least=(
             _parallel(ONE_PLACE, often, tokens, gpu_usd, job).goodput,
             _decoupled(found, often, tokens).goodput,
@@ -214,18 +218,23 @@ def _alone(islands: Sequence[Island], tokens: float, prices: Prices, job: Job) -
     return max(each, key=lambda way: way.learnt)
 
 
-def _across(params: float, islands: Sequence[Island], job: Job) -> float:
-    """Return the seconds of a step in which all gradients cross every learner's links: that of the slowest link."""
+def _across(params: float, islands: Sequence[Island], job: Job, waits: float = 2.0) -> float:
+    """Return the seconds of a step in which all gradients cross every learner's links: that of the slowest link.
+
+    `waits`: for how many latencies the step waits, one after the other.
+    """
     learners, computing_s = sum(i.count for i in islands), _computing_s(islands)
 
+    link = Setup(params=params, step_s=computing_s, learners=learners, sync_every=1, fragments=1)
+
     def over(island: Island) -> float:
-        link = Setup(
-            params=params, step_s=computing_s, learners=learners, sync_every=1, fragments=1, latency_s=island.latency_s
-        )
-        gbit_s = min(island.up_gbit_s, island.down_gbit_s)
-        if job.overlapped or learners == 1:
-            return computing_s / bandwidth.exact(DATA_PARALLEL, link, GRADIENTS, gbit_s)
-        return computing_s + link.volume * params * GRADIENTS.up_bits / (gbit_s * 1e9) + 2.0 * island.latency_s
+        if learners == 1:
+            return computing_s
+        gbit_s, waits_s = min(island.up_gbit_s, island.down_gbit_s), waits * island.latency_s
+        if job.overlapped:
+            # The last gradients leave after the backward pass, so no latency is hidden behind it.
+            return computing_s / bandwidth.exact(DATA_PARALLEL, link, GRADIENTS, gbit_s) + waits_s
+        return computing_s + link.volume * params * GRADIENTS.up_bits / (gbit_s * 1e9) + waits_s
 
     return max(map(over, islands))
 
