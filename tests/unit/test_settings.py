@@ -79,6 +79,9 @@ def test_the_file_may_be_named_in_the_environment(tmp_path: Path) -> None:
 def test_a_positional_a_switch_and_a_list() -> None:
     found = resolved("red", "--vented", "--mark", "a", "--mark", "b").values
     assert (found.clay, found.vented, found.marks) == ("red", True, ["a", "b"])
+    assert resolved("c", "--hours", "2", "--hours", "2").values.hours == 2.0
+    with pytest.raises(SystemExit):
+        resolved("c", "--hours", "2", "--hours", "3")
     found = resolved(environment={"ISTHMUS_CLAY": "grey", "ISTHMUS_VENTED": "true"}).values
     assert (found.clay, found.vented) == ("grey", True)
 

@@ -228,7 +228,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, environment: Mapping[s
         else:
             names = (s.short, s.flag) if s.short else (s.flag,)
             metavar = s.metavar or (f"{{{','.join(s.choices)}}}" if s.choices else None)
-            several: dict[str, Any] = {"action": _several(s, only), "nargs": "+"} if s.is_list else {}
+            several: dict[str, Any] = {"action": _several(s, only), "nargs": "+"} if s.is_list else {"action": _Once}
             groups[s.owner].add_argument(*names, dest=s.field, metavar=metavar, **several, **shared)
     where = parser.add_argument_group("sources of settings, in this order: flags, ISTHMUS_… variables, a file")
     where.add_argument(
@@ -342,13 +342,13 @@ def _find(
 
 
 class _Once(argparse.Action):
-    """An action that stores a positional, and reports a second, different value as an error."""
+    """Stores a value, and reports a second, different one: one of the two would be dropped without a word."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         if (before := getattr(namespace, self.dest, values)) != values:
-            parser.error(f"{self.metavar} is given twice: {before} and {values}")
+            parser.error(f"{option_string or self.metavar} is given twice: {before} and {values}")
         setattr(namespace, self.dest, values)
 
 
