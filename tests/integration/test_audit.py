@@ -622,7 +622,7 @@ def test_bad_settings_are_refused(recorded: Path, tmp_path: Path, capsys: pytest
 
     assert "is no owner's" in said(*file, "--sign", str(recorded.parent / "eu"))
     assert "add --html FILE" in said("--sign", str(recorded.parent / "north"))
-    assert "no such member; members are col, eu, s-*, us-*; institutions are coast" in said("--influence", "asia")
+    assert "took part; those who did: col, eu, s-*, us-*; institutions are coast" in said("--influence", "asia")
     assert "add --influence MEMBER" in said("--exec", "true")
     assert "choose longer ones" in said("--period", "1e-9")
 
@@ -818,7 +818,7 @@ async def test_a_name_of_a_member_and_of_an_institution_stands_for_both(folder: 
 @in_virtual_time
 async def test_of_an_unsigned_run_each_learner_is_a_member(folder: Path) -> None:
     async with world(folder, seed_of(SEED.rules)) as w:
-        with pytest.raises(InputError, match="members are"):
+        with pytest.raises(InputError, match="those who did: "):
             await audit(w.log, leave_out=("a",))
         async with serving(w.syncer("s")) as syncer:
             enough = lambda: syncer.coordinators[0].head >= 2  # noqa: E731
@@ -826,6 +826,11 @@ async def test_of_an_unsigned_run_each_learner_is_a_member(folder: Path) -> None
         found = await audit(w.log, period_s=1.0, leave_out=("a",))
     assert [(m.name, m.roles, m.since) for m in found.members] == [("a", ["learner"], 0), ("b", ["learner"], 0)]
     assert found.memberships == []
+    shown = page(found, Check([], "", ""))
+    assert "<h2>Learners</h2>" in shown
+    assert "<dt>learners</dt><dd>2</dd>" in shown
+    assert "<dt>members</dt>" not in shown
+    assert "A member is a key" not in shown
     assert all(p.end - p.begin == pytest.approx(1.0) for p in found.periods)
     assert sum(p.commits for p in found.periods) == found.replay.commits == found.replay.verified
     assert found.influence[0].learners == ["a"]

@@ -195,7 +195,10 @@ def _head(a: Audit, check: Check) -> list[str]:
     removed = sum(m.gone is not None for m in a.members)
     tiles = {
         "members": f"{sum(m.since > 0 and m.gone is None for m in a.members):,}"
-        + f", {removed} removed" * (removed > 0),
+        + f", {removed} removed" * (removed > 0)
+        if a.run["owner"]
+        else "",
+        "learners": "" if a.run["owner"] else f"{sum('learner' in m.roles for m in a.members):,}",
         "institutions": f"{len(a.institutions):,}" if a.grouped else "",
         "versions of the membership": f"{len(a.memberships):,}",
         "commits": f"{a.replay.commits:,}",
@@ -262,6 +265,11 @@ def _institutions(a: Audit) -> list[str]:
     return ["<h2>Institutions</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
 
 
+def _whose(a: Audit) -> str:
+    """Return the heading of those who took part: of an unsigned run, nobody is a member."""
+    return "Members" if a.run["owner"] else "Learners"
+
+
 def _members(a: Audit) -> list[str]:
     rows = list[_Row]()
     for m in sorted(a.members, key=lambda m: ("learner" not in m.roles, -m.total.tokens, m.name)):
@@ -277,11 +285,13 @@ def _members(a: Audit) -> list[str]:
     columns = _columns(
         f"member, role, membership, terms, {FIGURES}", "member, role, membership, terms, clipped, rejections"
     )
-    note = (
-        "A member is a key, and does what its role allows. Membership names the versions below that admitted and "
-        "removed it. Weight and movement are shares of the whole run."
-    )
-    lines = ["<h2>Members</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
+    note = "Weight and movement are shares of the whole run."
+    if a.run["owner"]:
+        note = (
+            "A member is a key, and does what its role allows. Membership names the versions below that admitted and "
+            f"removed it. {note}"
+        )
+    lines = [f"<h2>{_whose(a)}</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
     if a.rejections_unlisted:
         lines.append(
             f"<p>Rejections that commits counted without naming the learner: {_counts(a.rejections_unlisted)}.</p>"

@@ -154,7 +154,7 @@ def totals(c: RunHistory, at: float) -> Answer:
         "participation": _share(rows.until("share", n), rows.until("shared", n)),
         "tokens": count["tokens"],
         "as_of": as_of(c, at),
-        "processed": int(processed),
+        "processed": round(float(processed)),
         "kept": _share(min(processed, float(merged[:, LEARNER.index("tokens")].sum())), processed),
         "clipped": int(merged[:, LEARNER.index("clipped")].sum()),
         "bytes_merged": count["bytes"],
@@ -340,7 +340,7 @@ def learners(c: RunHistory, at: float) -> list[Answer]:
         found.append({
             "learner": name,
             "incarnation": max(highest[n], int(beat["incarnation"] or 0)),
-            **{NAMES.get(key, key): int(row[key]) for key in LEARNER if key not in MEANS},
+            **{NAMES.get(key, key): round(float(row[key])) for key in LEARNER if key not in MEANS},
             "participation": _share(row["there"], row["expected"]),
             "train_s": row["train_s"] / merged,
             "upload_s": row["upload_s"] / merged,
