@@ -74,13 +74,25 @@ def test_without_failures_one_place_loses_nothing_and_everything_is_counted_by_h
     assert alone.usd == pytest.approx(24 * 2.0 * 2)
     assert one.processed == one.learnt == pytest.approx(4 * 1000 * DAY_S)
     assert one.usd == pytest.approx(24 * 2.0 * 8)
-    # A ring moves 1.5 times 16 bits of 1e8 parameters over 2 Gbit/s: 1.2 s. It begins after the forward pass, a third
+    # An all-reduce moves 1.5 times 16 bits of 1e8 parameters over 2 Gbit/s: 1.2 s. It begins after the forward pass, a third
     # of the step, with the first of 128 buckets of gradients.
     assert across.step_s == pytest.approx(1.2 + (1 / 3 + 2 / 3 / 128), rel=0.01)
     assert across.learnt == pytest.approx(one.learnt / across.step_s)
     assert ours.learnt == pytest.approx(ours.processed * ours.worth)
     assert ours.usd > one.usd
     assert found.least < ours.learnt < found.most
+
+
+@pytest.mark.parametrize("overlapped", [True, False])
+@pytest.mark.parametrize("learners", [2, 16])
+def test_a_ring_waits_for_each_of_its_latencies_and_the_comparison_for_two(learners: int, overlapped: bool) -> None:
+    far = Island(name="a", count=learners, gpus=2, up_gbit_s=2.0, down_gbit_s=2.0, latency_s=0.3)
+    job = replace(USUAL, overlapped=overlapped)
+    there, here = (compared(1e8, island, job=job) for island in (far, replace(far, latency_s=0.0)))
+    step_s = here.way(ACROSS).step_s
+    assert here.ring_step_s == pytest.approx(step_s)
+    assert there.way(ACROSS).step_s == pytest.approx(step_s + 2 * 0.3)
+    assert there.ring_step_s == pytest.approx(step_s + 2 * (learners - 1) * 0.3)
 
 
 def test_any_failure_stops_a_job_and_its_own_alone_a_learner() -> None:
