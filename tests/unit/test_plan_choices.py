@@ -554,11 +554,9 @@ def test_the_merge_rule_is_said_to_tie_or_to_depend_on_the_length_of_the_run(
     said = shown(capsys, "--params", "1.3e9", "--learners", "4", "--gpu-hour", "2.5")
     # Blocks are ahead of RDA by less than the error of the forecast, and cost more: RDA is taken.
     assert "the merge is a tie: iso, blocks of 1024 (H = " in said
-    assert f"the forecast errs by up to {learning.error():.0%}" in said
-    assert (
-        "then the one with the cheapest syncer (below 1% of all dollars nothing counts), then the one with the higher "
-        "figure (in steps of 5% below the highest), then the plainest; rda (H = " in said
-    )
+    assert f", within the forecast's error of {learning.error():.0%}; rda (H = " in said
+    order = "measured before extrapolated, then cheaper syncers, higher figures, plainer merges"
+    assert f" is taken by the order in docs/paper.md: {order}" in said
     assert "learns most per dollar" not in said
     assert "--merge rda --codec int4 --codec-down int4" in said
     assert "counts no time for a merge; the plan adds it to rounds" in said
@@ -573,7 +571,7 @@ def test_the_merge_rule_is_said_to_tie_or_to_depend_on_the_length_of_the_run(
     many = (
         shown(capsys, "--params", "1e9", "--learners", "32")
         .partition("the merge is a tie: ")[2]
-        .partition("and the forecast")[0]
+        .partition(", within the forecast")[0]
     )
     assert 0 < many.count(" learns ") == many.count("(extrapolated)"), many
     alone = shown(capsys, "--params", "1e8", "--learners", "1")

@@ -32,7 +32,7 @@ from isthmus_lab.forecast.outcome import (
     feedback_bytes,
     isotropic_s,
 )
-from isthmus_lab.forecast.search import NEAR, PERIODS, WORTH_SAYING, Fixed, Found, freed, lossier, search, tied
+from isthmus_lab.forecast.search import PERIODS, Fixed, Found, freed, lossier, search, tied
 from isthmus_services.board.prices import Prices
 
 FREE = Fixed()
@@ -208,11 +208,9 @@ def _merge_tie(case: Case, found: Found) -> str:
     said = ", ".join(f"{_with(o)} {_beside(o, best)}{_per_usd(case)}{_marked(o)}" for o in first)
     more = f" and {len(others) - len(first)} more" if len(others) > len(first) else ""
     return (
-        f"the merge is a tie: {said}{more}, and the forecast errs by up to {learning.error():.0%} (docs/compare.md); "
-        "of ways to merge that tie, a measured one is taken before an extrapolated one, then the "
-        f"one with the cheapest syncer (below {WORTH_SAYING:.0%} of all dollars nothing counts), then the one with the "
-        f"higher figure (in steps of {NEAR:.0%} below the highest), then the plainest; "
-        f"{_with(best)} is taken"
+        f"the merge is a tie: {said}{more}, within the forecast's error of {learning.error():.0%}; {_with(best)} is "
+        "taken by the order in docs/paper.md: measured before extrapolated, then cheaper syncers, higher figures, "
+        "plainer merges"
     )
 
 
