@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -239,3 +240,36 @@ async def test_a_disk_that_is_full(folder: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr + (out / "gc").read_text()
     advises(here, (out / "full").read_text())
     assert not says(here, (out / "roomy").read_text())
+
+
+@row(
+    "status",
+    "processes of another run (…) speak on the bus in this run's folder: a mount was lost, and this run was created in its empty "
+    "place, or its folder was replaced while they ran",
+    means="The bus of a run in a folder is a file there. Two runs have one only if the folder itself was replaced. A learner whose "
+    "loop creates a run that is missing (`create=`) does so in the empty place of a mount that was lost.",
+    do="if … should be on a mount (findmnt -T …), end the processes of this run, mount it again and start them again: they join the "
+    "run that was there; else end the processes of the other run",
+    then="Once the folder is the old one, its processes go on by themselves, and status shows their run.",
+    lost="what was trained in the other run meanwhile",
+)
+async def test_a_run_that_was_made_in_the_empty_place_of_a_mount(folder: Path) -> None:
+    (here,) = mine(test_a_run_that_was_made_in_the_empty_place_of_a_mount)
+    away = folder.with_name("away")
+    async with world(folder, FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        await well(w)
+        assert (await read_status(w.log, w.bus, w.runtime, 0.1)).intruders == []
+        folder.rename(away)
+        code, told = await isthmus("init", str(folder), "--model", "advice.test_heal:model")
+        assert code == 0, told
+        for _ in range(100):
+            code, told = await isthmus("status", str(folder), "--check")
+            if here.is_in(told):
+                break
+        assert code == 1
+        advises(here, told)
+        assert w.run.digest.hex()[:16] in told
+        await asyncio.to_thread(subprocess.run, ["findmnt", "-T", str(folder)], check=True, capture_output=True)
+        shutil.rmtree(folder)
+        away.rename(folder)
+        await well(w)

@@ -81,6 +81,11 @@ class Bus(Protocol):
         """Return why the bus takes no messages; None if it takes them, or does not say."""
         return None
 
+    async def other_runs(self, within_s: float) -> list[str]:
+        """Return the digests, as they were given to `open_bus`, of other runs whose processes have written to this bus
+        in the last so many seconds; none of a server, which many runs may share."""
+        return []
+
     async def names(self, within_s: float | None = None) -> set[str]:
         """Return the names of the streams, at most `NAMES_MAX`.
 

@@ -134,6 +134,11 @@ class SqliteBus(Bus):
         rows = await self._do(lambda db: db.execute(ask, (self._run,)).fetchall())
         return {row[0] for row in rows}
 
+    @override
+    async def other_runs(self, within_s: float) -> list[str]:
+        ask = f"SELECT DISTINCT run FROM streams WHERE run != ? AND at >= {_NOW} - ? ORDER BY run LIMIT {NAMES_MAX}"
+        return [row[0] for row in await self._do(lambda db: db.execute(ask, (self._run, within_s)).fetchall())]
+
     def close(self) -> None:
         """Close the file."""
         if self._db is not None:

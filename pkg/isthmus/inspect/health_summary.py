@@ -119,6 +119,12 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     `run` and `bus`: their addresses, for commands to copy. `expected`: how many learners should be live at least, until
     all of them have left.
     """
+    found = _health(status, run, bus, expected)
+    first = _of_intruders(status, run)  # all else may be about the wrong run
+    return Health(False, [*first, *found.parts], found.count) if first else found
+
+
+def _health(status: Status, run: str, bus: str, expected: int) -> Health:
     written = max((c.header.written_at for c in status.heads if c is not None), default=0.0)
     # Somebody writes a healing commit by hand: it does not show that a syncer is at work.
     merged_at = max(
@@ -408,6 +414,21 @@ def _of_quorums(status: Status, able: Sequence[str]) -> list[Part]:
             "that stalls",
             f"start the other learners, or start {agreeing(len(names), 'the syncer', 'these syncers')} again with "
             f"--quorum K, where K is at most {heard}",
+        )
+    ]
+
+
+def _of_intruders(status: Status, run: str) -> list[Part]:
+    """Return that processes of other runs speak on the bus in this run's folder, with what to do."""
+    if not status.intruders:
+        return []
+    others = listed([digest[:16] for digest in status.intruders], NAMED_MAX)
+    return [
+        Part(
+            f"processes of another run ({others}) speak on the bus in this run's folder: a mount was lost, and this "
+            "run was created in its empty place, or its folder was replaced while they ran",
+            f"if {run} should be on a mount (findmnt -T {run}), end the processes of this run, mount it again and "
+            "start them again: they join the run that was there; else end the processes of the other run",
         )
     ]
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 
-from isthmus.bus import Bus, in_store
+from isthmus.bus import Bus, default_bus, in_store
 from isthmus.bus.base import BusItem, Refusing
 from isthmus.errors import RUN_BACK, Denied, LogCorrupt, Unavailable
 from isthmus.format.records.keys import commit_in, commits_prefix
@@ -14,7 +14,7 @@ from isthmus.inspect.bursts import Bursts
 from isthmus.inspect.bus_view import BusView
 from isthmus.inspect.losses import LossCurves, sampled
 from isthmus.inspect.restarts import Restarts, in_vain
-from isthmus.inspect.status import OLDER, Status, Stored, ahead_of, listener_of, period_of, room_of, stored_in
+from isthmus.inspect.status import OLDER, OTHERS_S, Status, Stored, ahead_of, listener_of, period_of, room_of, stored_in
 from isthmus.log import Commit, Log
 from isthmus.log.holes import Holes
 from isthmus.log.log_health import RECENT, STANDS, is_most, look
@@ -79,6 +79,7 @@ class Live:
         self._lacking: dict[int, int] = {}  # by fragment that was lacking a version at the last look: its head
         self._room: Room | None = None
         self._refusing: Refusing | None = None
+        self._intruders: Sequence[str] = ()
         self._others: dict[int, dict[int, int]] = {}  # by fragment, all fragments' versions when it was last merged
         self._log = log
         self._runtime = runtime
@@ -154,7 +155,7 @@ class Live:
             standing=still, period=period_of(self._log, heads), losses=self._losses.points(),
             recent=tuple(self._recent),
             restarts={name: found for name, (_, found) in self._joined.items() if found is not None}, room=self._room,
-            bus_refusing=self._refusing,
+            bus_refusing=self._refusing, intruders=self._intruders,
             accepted=self._accepted, pace=self._log.run.pace, bursts=self._bursts.found(),
             ahead=self._ahead, membership=self._membership,
         )  # fmt: skip
@@ -196,6 +197,9 @@ class Live:
     async def _look(self) -> None:
         """Look at the room of the run's disk, and at the claims of learners that joined or lately joined in vain."""
         self._room = await room_of(self._log)
+        if self._bus_url == default_bus(self._log.run.url):
+            with suppress(Unavailable):
+                self._intruders = await self._bus.other_runs(OTHERS_S)
         if not self.status().live:
             with suppress(Unavailable):  # `bus_trouble` says so
                 self._refusing = await self._bus.refusing()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import NamedTuple, TypedDict
 
-from isthmus.bus import Bus
+from isthmus.bus import Bus, default_bus
 from isthmus.bus.base import Refusing
 from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
@@ -43,6 +43,9 @@ JOINING_S = 60.0
 
 AT_WORK_S = 600.0
 """A learner that has stored nothing for this long [s] may have ended."""
+
+OTHERS_S = 60.0
+"""Processes of another run are taken to be alive if they wrote to the bus within so many seconds."""
 
 STORING_S = 90.0
 """A learner that has stored a checkpoint within so many seconds is at work: it stores one a minute, unless it is told
@@ -94,6 +97,8 @@ class Status:
     """The bytes that are free on the disk of a run in a folder, if it is full; else None."""
     bus_refusing: Refusing | None = None
     """Why the bus takes no messages, if no process is heard; None if it takes them, or does not say."""
+    intruders: Sequence[str] = ()
+    """Digests of other runs whose processes speak on a bus in this run's folder."""
     accepted: Holes = field(default_factory=dict)
     """Holes that are accepted. What syncers report of their fragments is not repeated: `wrong` has all others."""
     pace: Pace = field(default_factory=Pace)
@@ -346,7 +351,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
     `accepted`: holes that are not reported if the run goes on without them. If the bus is away, the state says so in
     `bus_error`.
     """
-    hearing, bus_error, refusing = BusView(log.run.digest, log.members), "", None
+    hearing, bus_error, refusing, others = BusView(log.run.digest, log.members), "", None, list[str]()
     listener = listener_of(log, bus, runtime)
     try:
         async for stream, said in listener.backlog():
@@ -362,6 +367,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
             async for stream, said in listener.backlog():
                 hearing.take(stream, said, runtime.now())
         refusing = None if hearing.live(-math.inf) or hearing.syncers_heard else await bus.refusing()
+        others = await bus.other_runs(OTHERS_S)
     except Unavailable as error:
         bus_error = f"the bus cannot be reached: {error}"
     await log.members.refresh(log.store)  # messages may have named a newer version meanwhile
@@ -392,6 +398,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         restarts={name: found for name, found in restarts if found is not None},
         room=await room_of(log),
         bus_refusing=refusing,
+        intruders=others if bus.url == default_bus(log.run.url) else (),
         ahead=await _ahead(log, hearing, state.heads),
         accepted=accepted or {},
         pace=log.run.pace,
