@@ -28,7 +28,7 @@ async def keep(run: Run, store: Store, heads: Callable[[], Sequence[int]]) -> No
         await asyncio.sleep(LOOK_S)
         newest = next(((p, version) for p, version in enumerate(heads()) if version), None)
         try:
-            found = await _found(store)
+            found = await _found(store, len(run.blob))
             if found is not None and found != run.blob and not damaged:
                 logger.error(
                     "the run object %s/%s is not the one that this syncer started with (%d bytes in place of %d), and "
@@ -56,8 +56,9 @@ async def keep(run: Run, store: Store, heads: Callable[[], Sequence[int]]) -> No
             denied = True
 
 
-async def _found(store: Store) -> bytes | None:
+async def _found(store: Store, size: int) -> bytes | None:
+    """Return the run object, and of a longer one than `size` no more than shows that it is longer; None: it is gone."""
     try:
-        return bytes(await store.get(RUN_KEY))
+        return bytes(await store.get_range(RUN_KEY, 0, size + 1))
     except ObjectMissing:
         return None
