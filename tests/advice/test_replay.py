@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from advice.followed import advises, command_in, commands_in, isthmus, mine
+from advice.heals import grown, spoil_update
 from advice.lives import FEW, finished, training
 from advice.rows import row
 from advice.test_doctor_store import as_user
-from advice.test_heal import grown, spoil_update
 from isthmus.format.records import frame
 from isthmus.format.records.keys import commit_key
 from support.world import newest_commit, serving, until, world

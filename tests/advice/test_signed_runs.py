@@ -9,11 +9,11 @@ import pytest
 
 from advice.doctors import KEYED
 from advice.followed import advises, command_in, commands_in, isthmus, keyed, mine
+from advice.heals import spoil_update
 from advice.lives import FEW, training
 from advice.rows import GAP, row
 from advice.test_every_sentence import ROOT, texts
 from advice.test_gc import SNAPSHOTS, objects
-from advice.test_heal import spoil_update
 from isthmus.doctor.advice import IN_AZURE, IN_BUCKET, IN_FOLDER, IN_GOOGLE, Advice, freeing
 from isthmus.errors import StoreFull
 from isthmus.format.records import frame

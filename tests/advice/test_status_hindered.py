@@ -260,7 +260,7 @@ async def test_a_run_that_was_made_in_the_empty_place_of_a_mount(folder: Path) -
         await well(w)
         assert (await read_status(w.log, w.bus, w.runtime, 0.1)).intruders == []
         folder.rename(away)
-        code, told = await isthmus("init", str(folder), "--model", "advice.test_heal:model")
+        code, told = await isthmus("init", str(folder), "--model", "advice.heals:model")
         assert code == 0, told
         for _ in range(100):
             code, told = await isthmus("status", str(folder), "--check")

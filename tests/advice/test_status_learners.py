@@ -224,7 +224,7 @@ async def test_a_loss_that_rose_to_its_end(folder: Path) -> None:
         code, told = await isthmus("export", w.run.url, "--version", "1", "-o", str(file))
         assert code == 0, told
         code, told = await isthmus(
-            "init", str(folder.parent / "new"), "--from", str(file), "--model", "advice.test_heal:model"
+            "init", str(folder.parent / "new"), "--from", str(file), "--model", "advice.heals:model"
         )
         assert code == 0, told
 

@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     *of(
         "log/heal.py",
-        "tests/advice/test_heal.py",
+        "tests/advice/test_heal.py tests/advice/test_heal_lost.py tests/advice/test_heal_objects.py",
         row("a-snapshot-of-a-lost-version-stays", "if at == version]\n    delete", "if at > version]\n    delete"),
         row(
             "a-commit-that-is-gone-is-to-be-deleted",
@@ -143,14 +143,14 @@ MUTANTS = [
     ),
     *of(
         "log/commits.py",
-        "tests/advice/test_heal.py tests/advice/test_doctor_run.py::test_holes_in_the_log",
+        "tests/advice/test_heal.py tests/advice/test_heal_lost.py tests/advice/test_heal_objects.py tests/advice/test_doctor_run.py::test_holes_in_the_log",
         row("damage-behind-a-hole-is-not-seen", "return found, wrong\n", "return found, None\n"),
         row("a-time-before-the-damage-is-refused", "time > newest.header.written_at", "time > 0.0"),
         row("a-time-after-the-damage-is-answered", "time > newest.header.written_at", "False"),
     ),
     *of(
         "inspect/export.py",
-        "tests/advice/test_heal.py::test_a_newest_commit_that_is_damaged_and_has_a_snapshot",
+        "tests/advice/test_heal_lost.py::test_a_newest_commit_that_is_damaged_and_has_a_snapshot",
         row("no-version-before-damage", "(version is None or version > least)", "True"),
         row("damage-is-no-end", "(version is None or version > least)", "False"),
     ),
