@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from isthmus.format.signing.keys import read_signer, write_signer
 from isthmus.log import gc
 from isthmus.log.membership import Members, write
 from isthmus_services.commands.gc import line_of
+from isthmus_services.main import main
 from support.signed import EU, EVERYBODY, SYNC, US, L, S, admit
 from support.signed import seed as signed
 from support.world import World, all_commits, seed_of, serving, train, until, world
@@ -42,6 +44,35 @@ async def grown(w: World, versions: int = 10) -> str:
 def objects(folder: Path) -> int:
     """Return the number of objects in a folder."""
     return sum(path.is_file() for path in folder.rglob("*"))
+
+
+@row(
+    "gc",
+    "this machine's clock is … s ahead of the one that dates the files in …: nothing is deleted, since all of them would seem old; "
+    "set both by NTP (timedatectl set-ntp true)",
+    means="The age of an object is counted from the date that its file system gave it, up to this machine's time: young objects that "
+    "learners still need would be deleted.",
+    do="set both by NTP (timedatectl set-ntp true)",
+    then="The collection goes on.",
+)
+async def test_a_clock_that_is_ahead(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here,) = mine(test_a_clock_that_is_ahead)
+    async with world(folder, SNAPSHOTS) as w:
+        await grown(w)
+    there, real = len(list(folder.rglob("*"))), time.time
+    for ahead_s in (25 * 3600.0, 0.0):
+        monkeypatch.setattr(time, "time", lambda ahead_s=ahead_s: real() + ahead_s)
+        code = await asyncio.to_thread(main, ["gc", w.run.url, "--apply", "--keep", "1"])
+        said = capsys.readouterr()
+        if ahead_s:
+            assert code != 0
+            advises(here, said.err)
+            assert len(list(folder.rglob("*"))) == there
+        else:
+            assert code == 0
+            assert "objects younger than" in said.out
 
 
 @row(

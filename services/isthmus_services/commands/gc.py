@@ -1,6 +1,8 @@
 """`isthmus gc`: list the objects that a run no longer needs; --apply deletes them, --every repeats that for ever."""
 
 import asyncio
+import os
+import tempfile
 import time
 from collections.abc import Awaitable
 from typing import NoReturn
@@ -12,11 +14,15 @@ from isthmus.errors import Denied, InputError, LogCorrupt, Unavailable, first_ca
 from isthmus.format.rules import MemberRole
 from isthmus.log import Log, gc
 from isthmus.log.membership import require_may
+from isthmus.runtime.urls import Place
 from isthmus.wording import key_flag
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
 from isthmus_services.output.tables import Column, fitted
 from isthmus_services.settings import declared, shared
+
+AHEAD_S = 60.0
+"""Seconds by which this machine's clock may be ahead of the one that dates files."""
 
 
 def run(settings: declared.Gc) -> int:
@@ -88,9 +94,28 @@ async def _collect(settings: declared.Gc) -> tuple[gc.Garbage, bool]:
         return await _once(log, settings), log.members.signed
 
 
+def _require_clock(log: Log) -> None:
+    """Raise `Unavailable` if this machine's clock is ahead of the clock by which the run's folder dates its files: all
+    of them would seem old. Servers of buckets refuse requests of a wrong date themselves."""
+    folder = Place.of(log.run.url).folder
+    if folder is None:
+        return
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            ahead_s = log.runtime.wall() - os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return  # a disk that is full must be collected, too
+    if ahead_s > AHEAD_S:
+        raise Unavailable(
+            f"this machine's clock is {ahead_s:,.0f} s ahead of the one that dates the files in {folder}: nothing is "
+            "deleted, since all of them would seem old; set both by NTP (timedatectl set-ntp true)"
+        )
+
+
 async def _once(log: Log, settings: declared.Gc) -> gc.Garbage:
     if settings.apply:
         require_may(log.members, log.signer, MemberRole.COLLECTOR)
+        await log.runtime.offload(_require_clock, log)
     with progress("reading the log") as say:
         holes = shared.holes_in(settings)
         plan = await gc.plan(log, keep=settings.keep, min_age_s=settings.min_age, accepted=holes, progress=say)
