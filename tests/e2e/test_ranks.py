@@ -97,6 +97,8 @@ def trained(folder: Path, kinds: dict[str, tuple[str, int]], again: int = 4) -> 
             wait_for((folder / "run" / "run").exists, "the first one creates the run")
         for learner in learners:
             p.ends(learner)
+        for name in kinds:
+            assert "parameters were changed" not in p.said(name), "adopted versions are the link's own doing"
     commits = commits_of(run)
     assert judge.continuous(commits)
     assert main(["replay", run]) == 0
@@ -301,6 +303,7 @@ def test_the_example_trains_on_two_ranks_beside_one_process(tmp_path: Path) -> N
         for process in (sharded, alone):
             p.ends(process)
         assert "eu-1: 60 steps" in p.said("eu-1")
+        assert "parameters were changed" not in p.said("eu-1"), "adopted versions are the link's own doing"
     commits = commits_of(run)
     assert judge.continuous(commits)
     assert {i.learner for c in commits for i in c.header.inputs} == {"eu-1", "us-1"}

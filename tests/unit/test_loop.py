@@ -1,7 +1,9 @@
 """A checkpoint saves what a training loop holds besides merged parameters, all as of one step boundary."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 import isthmus
 from isthmus.errors import InputError
 from isthmus.format.rules import Hyperparameters
+from isthmus.link.follower_rank import Follower
 from isthmus.torch import loop as loops
 from isthmus.torch import optimizers
 from isthmus.torch.loop import IDLE_STEPS, Loop, catch_up
@@ -146,6 +149,34 @@ def test_parameters_that_something_else_has_changed_are_said(caplog: pytest.LogC
         step(model, optimizer)
         loop.mark(Clock())
     assert caplog.text.count("parameters were changed between link.step and the optimizer's step") == 1, "once"
+
+
+def test_a_version_that_a_following_rank_adopts_is_no_change_of_something_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its boundary is noted before the leading rank's commands, by which versions are adopted, are carried out."""
+    model = Net()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+
+    @contextmanager
+    def adopts(*_: object) -> Iterator[None]:
+        yield
+        with torch.no_grad():
+            model.body.weight += 1.0
+
+    rank = Follower.__new__(Follower)
+    vars(rank).update(_sharded=SimpleNamespace(call=adopts), _step=0, _tokens_seen=0, loop=Loop(model, optimizer))
+    for _ in range(3):
+        model(torch.randn(4, 4)).sum().backward()
+        optimizer.step()
+        rank.step(4, None)
+    assert (rank.steps_done, rank.tokens_seen) == (3, 12)
+    assert "parameters were changed" not in caplog.text
+    with torch.no_grad():
+        model.body.weight += 1.0
+    model(torch.randn(4, 4)).sum().backward()
+    optimizer.step()
+    assert "parameters were changed" in caplog.text, "it is still looked for"
 
 
 # --- one boundary -----------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ class Follower(Side):
         with self._sharded.call("STEP", self._step + 1, tokens):
             self._step += 1
             self._tokens_seen += tokens
+        self.loop.see_parameters()  # versions were adopted meanwhile
 
     @override
     def sum(self, count: int) -> int:

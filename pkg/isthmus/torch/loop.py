@@ -249,8 +249,7 @@ class Loop(Saver):
         """Note a step boundary, and the state that the next step changes before it ends."""
         self._begun, self._untold = False, 0
         self._seen = self._look()
-        if self._witness is not None and not self._told_changed:
-            self._witnessed = version_of(self._witness), _few(self._witness).clone()
+        self.see_parameters()
         self._groups = _settings_of(self.optimizer)
         self._watch_rates()
         self._noted, failed, self._failed = None, self._failed, ""
@@ -264,6 +263,11 @@ class Loop(Saver):
                     logger.warning("%s", self._failed)
             took = now() - began
             self._note_after = began if took <= NOTE_S else began + took / NOTE_SHARE
+
+    def see_parameters(self) -> None:
+        """Note parameters as they are now: what was changed until here is the link's own doing."""
+        if self._witness is not None and not self._told_changed:
+            self._witnessed = version_of(self._witness), _few(self._witness).clone()
 
     def _watch_rates(self) -> None:
         rates = [group.get("lr") for group in self._groups]
