@@ -408,3 +408,26 @@ async def test_a_dry_run(folder: Path) -> None:
         assert not says(here, (await isthmus("heal", w.run.url, "--apply"))[1])
         assert "--apply" in told
         await sound(w)
+
+
+async def test_a_hole_does_not_hide_that_a_fragment_cannot_be_folded(folder: Path) -> None:
+    """Status and doctor look on after a hole in the history: the same fragment may have worse damage."""
+    async with world(folder, SNAPSHOTS) as w:
+        await finished(w, 12)
+        newest = await newest_commit(w, 0)
+        for version, key in await w.log.snapshots(0):
+            if version == newest.version:
+                (folder / key).unlink()  # so that a fold begins below the newest version, whatever that is
+        (folder / commit_key(0, 3)).unlink()
+        code, told = await isthmus("status", w.run.url, "--check")
+        assert "fragment 0 has a hole in its history (the run goes on)" in told
+        lost = folder / newest.header.inputs[0].key
+        lost.unlink()
+        code, told = await isthmus("status", w.run.url, "--check")
+        assert code == 1
+        assert f"{newest.header.inputs[0].key}: is missing, and version {newest.version} merged" in told
+        assert "nothing else is to be done" not in told
+        code, told = await isthmus("doctor", w.run.url, "--role", "syncer")
+        assert code == 1
+        assert "failure log: fold" in told
+        assert "warning log: commits: fragment 0 has a hole in its history" in told

@@ -59,9 +59,10 @@ async def examine_log(
         are = agreeing(others, "is", "are")
         yield Finding("log: commits", FAILURE, f"{counted(others, 'more fragment')} {are} damaged", heal)
     if role.kind in (RoleKind.OPERATOR, RoleKind.SYNCER, RoleKind.READER):
-        async for folded in _folded(log, [p for p, head in enumerate(found.heads) if head and p not in wrong], heal):
+        stopped = {p: why for p, why in wrong.items() if GOES_ON not in why}
+        async for folded in _folded(log, [p for p, head in enumerate(found.heads) if head and p not in stopped], heal):
             yield folded
-        lost = await _lost(log, found, wrong)
+        lost = await _lost(log, found, stopped)
         for p, newer in lost[:NAMED_MAX]:
             yield Finding("log: commits", FAILURE, newer.said, restores(p, newer.head, store.url))
         if others := len(lost[NAMED_MAX:]):

@@ -5,7 +5,7 @@ import math
 import operator
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records.keys import UPDATES, commit_key, values_prefix
@@ -17,6 +17,8 @@ from isthmus.runtime.disk import Room, room_in
 from isthmus.runtime.urls import Place
 from isthmus.store.base import is_there
 from isthmus.wording import agreeing, fragments, key_flag, listed
+
+T = TypeVar("T")
 
 STANDS = 8
 """A fragment stands still when most other fragments were merged this many times since its last merge."""
@@ -97,21 +99,38 @@ async def look(
 
     async def one(p: int) -> Commit | None:
         newest, known = None, (accepted or {}).get(p, ())
+        head, holes = 0, list[LogCorrupt]()
+
+        async def checked(check: Awaitable[T], otherwise: T) -> T:
+            """Note a hole that the run goes on without: it must not hide damage that stops the fragment."""
+            try:
+                return await check
+            except LogCorrupt as error:
+                if GOES_ON not in error.detail:
+                    raise
+                holes.append(error)
+                return otherwise
+
         async with slots:
             try:
                 newest = await log.newest(p, (hints or {}).get(p, 0))
                 head = newest.version if newest else 0
                 # The newest commits may have been skipped: the search for the end begins at a hint or a snapshot.
                 recent.extend(filter(None, [newest]))
-                recent.extend(await require_readable(log, p, range(max(1, head - before), head), known))
-                from_first.append(await require_commits(log, p, head, known) <= 1)
-                await require_readable(log, p, [*(suspects or {}).get(p, ()), *by_chance(head)], known)
+                recent.extend(
+                    await checked(require_readable(log, p, range(max(1, head - before), head), known), list[Commit]())
+                )
+                from_first.append(await checked(require_commits(log, p, head, known), 2) <= 1)
+                others = [*(suspects or {}).get(p, ()), *by_chance(head)]
+                await checked(require_readable(log, p, others, known), list[Commit]())
                 if objects:
                     await require_objects(log, p, head)
-                await require_values(log, p, head, accepted=known)
+                await checked(require_values(log, p, head, accepted=known), None)
             except LogCorrupt as error:
-                wrong[p] = str(error)
+                holes.insert(0, error)
                 newest = newest or await _last_readable(log, p)
+        if holes:
+            wrong[p] = str(holes[0])
         return newest
 
     heads = await asyncio.gather(*(one(f.index) for f in log.run.layout.fragments))
