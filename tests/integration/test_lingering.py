@@ -140,6 +140,7 @@ async def test_a_learner_whose_update_is_rejected_alone_waits_for_no_merge() -> 
         assert summary.ledger.rejected == sent >= 2000
         assert summary.ledger.pending == summary.ledger.processed - sent, "the steps after it"
         assert summary.unanswered == 0.0
+        assert summary.unkept == 40, "no checkpoint was stored"
         assert summary.stands_out
         assert (
             f"NONE OF ITS WORK WAS MERGED: its newest update was rejected (too-long: {Reason.TOO_LONG.means}); "

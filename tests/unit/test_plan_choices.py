@@ -583,6 +583,15 @@ def test_the_merge_rule_is_said_to_tie_or_to_depend_on_the_length_of_the_run(
     )
 
 
+def test_a_ring_is_said_where_its_steps_would_be_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    fast = ("--up", "100Gbit/s", "--down", "100Gbit/s")
+    words = ("--compare", "--params", "1e9", "--step-seconds", "4", "--latency", "0.1", *fast)
+    assert "in a ring" not in shown(capsys, *words, "--learners", "2"), "it waits for two latencies, too"
+    assert "in a ring, 6 latencies one after the other, a step across the links would take" in shown(
+        capsys, *words, "--learners", "4"
+    )
+
+
 @pytest.mark.parametrize("period", ["500", "768"])
 def test_no_reason_claims_that_the_lab_measured_what_is_extrapolated(
     capsys: pytest.CaptureFixture[str], period: str
