@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.test_processes import processes, wait_for
 from isthmus.format.signing import fingerprint, read_signer
 from isthmus_services.main import main
 
@@ -92,6 +93,20 @@ def test_what_cannot_be_is_said_and_changes_nothing(
     given = [run if word == "RUN" else word for word in words]
     assert why in told(capsys, "members", *given, "--key", "k/owner", code=2)
     assert "membership 1" in told(capsys, "members", "list", run)
+
+
+def test_a_syncer_of_one_name_takes_that_name_and_one_that_was_removed_is_told_what_adds_it(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`status` prints the command without a name: it does not know to whom it is printed."""
+    told(capsys, "members", "add", run, "first", "--as", "syncer", "--public-key", "k/syncer.pub", "--key", "k/owner")
+    with processes(tmp_path) as p:
+        p.isthmus("s", "syncer", run, "--key", "k/syncer")
+        wait_for(lambda: "first serves" in p.said("s"), "it serves under the name of its key")
+    assert "no syncer can take part" in told(capsys, "members", "remove", run, "first", "--key", "k/owner")
+    said = told(capsys, "syncer", run, "--key", "k/syncer", code=2)
+    assert f"isthmus members add {run} NAME --as syncer --public-key FILE.pub" in said.replace(str(tmp_path / run), run)
+    assert "syncer-" not in said, "it has no name of its own yet"
 
 
 def test_an_object_is_proved_to_ssh_keygen(run: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,12 @@ def run(settings: declared.Syncer) -> int:
     return 0
 
 
+def _own_name(log: Log) -> str | None:
+    """Return the name of the one syncer that this process's key is for; None if it is for several, or for a pattern."""
+    names = log.members.current.names_of(log.signer.author, MemberRole.SYNCER) if log.signer is not None else []
+    return names[0] if len(names) == 1 and not names[0].endswith("*") else None
+
+
 async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> None:
     stopping = asyncio.Event()
     bus = shared.bus_of(settings, settings.run)
@@ -69,6 +75,10 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
     if settings.wait and not await _there(settings.run, bus, name, board, trust):
         return
     async with open_ports(settings.run, bus, trust=trust, compute=settings.threads, gpu=settings.gpu) as ports:
+        if not settings.name and ports.log.members.signed:
+            require_may(ports.log.members, ports.log.signer, MemberRole.SYNCER)
+            name = _own_name(ports.log) or name
+            logs.configure(settings.log_format, settings.log_level, service="syncer", run=settings.run, syncer=name)
         trust.take_part(ports.log.run, ports.log.members, bus, MemberRole.SYNCER, name)
         if settings.collect is not None:
             require_may(ports.log.members, ports.log.signer, MemberRole.COLLECTOR)

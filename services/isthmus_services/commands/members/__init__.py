@@ -62,7 +62,16 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
             + ", ".join(f"{p}/{version}" for p, version in enumerate(after.until[:8]))
             + (", …" if len(after.until) > 8 else "")
         )
+        if any(_syncs(m) for m in before.members) and not any(_syncs(m) for m in after.members):
+            print(
+                f"no syncer can take part any more, so nothing is merged: isthmus members add {settings.run} NAME --as "
+                "syncer --public-key FILE.pub --key OWNER_KEY_FILE adds one"
+            )
         write_json({"membership": after.version, "proposal": None, "still_needs": ""}, settings.json)
+
+
+def _syncs(member: MemberSpec) -> bool:
+    return member.role == MemberRole.SYNCER
 
 
 async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) -> list[MemberSpec]:
