@@ -8,21 +8,22 @@ from pathlib import Path
 from advice.followed import mine
 from advice.rows import row
 from advice.test_status_waits import FEW, line, over, said, training
+from isthmus.inspect.learner_problems import STANDS_STILL
 from isthmus.learner import LearnerAgent
 from support.world import NumpyReplica, in_virtual_time, serving, world
 
 
 @asynccontextmanager
-async def joined(agent: LearnerAgent) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def joined(agent: LearnerAgent) -> AsyncIterator[Callable[..., Awaitable[None]]]:
     """Let a learner join, and yield what makes its loop end 40 steps; it ends none by itself."""
     await agent.join()
     boundary = agent.attach(NumpyReplica(agent.layout))
     task = asyncio.ensure_future(agent.run())
 
-    async def steps() -> None:
-        for _ in range(40):
+    async def steps(count: int = 40, step_s: float = 0.25) -> None:
+        for _ in range(count):
             boundary.after_step(100, 1.0)
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(step_s)
 
     try:
         yield steps
@@ -78,3 +79,17 @@ async def test_a_loop_that_hangs() -> None:
         await said(here, w)
         await steps()
         await over(here, w)
+
+
+@in_virtual_time
+async def test_a_loop_whose_steps_take_longer_than_ten_rounds_does_not_hang() -> None:
+    async with (
+        world(Path(), FEW) as w, serving(w.syncer("s1")) as syncer, training(w.learner("a")), joined(w.learner("b")) as steps,
+    ):  # fmt: skip
+        await steps(3, 160.0)
+        head = syncer.coordinators[0].head
+        await steps(1, 160.0)
+        assert syncer.coordinators[0].head > head + STANDS_STILL, "many versions come in one of its steps"
+        assert "its loop" not in await line(w)
+        await asyncio.sleep(240.0)
+        assert "b: its loop has ended no step for " in await line(w), "now it takes longer than two of its steps"

@@ -1,5 +1,6 @@
 """The problems of a run that its learners make, each with what to do. No I/O."""
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -48,6 +49,9 @@ REJECTED = 0.5
 STANDS_STILL = 10
 """A learner's loop stands still if every fragment has so many newer versions than the learner's: it takes a new one at
 each step boundary."""
+
+SLOW_STEPS = 2.0
+"""A loop has not stopped if fewer of its usual steps than this would have ended meanwhile."""
 
 STACK = "`py-spy dump --pid PID`, beside it, shows where it stands (an evaluation, data that do not come, a deadlock)"
 
@@ -264,7 +268,8 @@ def of_rejected(status: Status, run: str) -> list[Part]:
 def of_standing(name: str, beat: Heartbeat, status: Status) -> Part | None:
     """Return that a learner's loop has reached no step boundary for many versions, with what to do; None if it has."""
     behind = min((status.version(p) - base for p, base in enumerate(beat.versions)), default=0)
-    if behind < STANDS_STILL:
+    # A step of a learner that is much slower than the others may well take that long.
+    if behind < STANDS_STILL or behind * _between_versions_s(status) < SLOW_STEPS * beat.step_s:
         return None
     if beat.step_s:
         said = f"{name}: its loop has ended no step for {behind} versions of each fragment"
@@ -273,6 +278,17 @@ def of_standing(name: str, beat: Heartbeat, status: Status) -> Part | None:
         f"{name}: its loop has ended no step since it joined, {behind} versions of each fragment ago",
         f"if it trains, it does not call link.step(tokens=…) after each step of the optimizer; else {STACK}",
     )
+
+
+def _between_versions_s(status: Status) -> float:
+    """Return the longest mean time between two versions of a fragment of late; infinite if it is not known."""
+    found = list[float]()
+    for p, head in enumerate(status.heads):
+        if head is not None:
+            of = [(c.version, c.header.written_at) for c in (*status.recent, head) if c.header.fragment == p]
+            (first, began), (last, ended) = min(of), max(of)
+            found += [(ended - began) / (last - first)] if last > first else []
+    return max(found, default=math.inf)
 
 
 def of_weight(status: Status, run: str) -> list[Part]:
