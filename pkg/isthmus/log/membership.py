@@ -262,7 +262,7 @@ class Members:
             try:
                 blob = await checked.whole(store, key, Kind.MEMBERS)
             except ObjectMissing:
-                return f"{key}: is missing: restore it from a backup; the commits are sound"
+                return f"{key}: is missing: restore it from a backup; the commits cannot be judged until then"
             except RecordInvalid as error:
                 return str(_no_membership(known.version, error))
             if frame.digest(blob) != known.digest:

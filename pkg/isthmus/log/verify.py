@@ -239,7 +239,8 @@ class Verifier:
             found = self.open(blob, key, CommitHeader)
         except MembershipUnknown:
             missing = keys.members_key(self.members.current.version + 1)
-            raise LogCorrupt(missing, "is missing: restore it from a backup; the commits are sound") from None
+            why = "is missing: restore it from a backup; the commits cannot be judged until then"
+            raise LogCorrupt(missing, why) from None
         except RecordInvalid as error:
             what = "a syncer's commit" if error.reason in _OF_AUTHORS else "a commit"
             raise LogCorrupt(key, f"not {what}: {error.detail}") from None
