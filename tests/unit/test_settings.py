@@ -79,9 +79,17 @@ def test_the_file_may_be_named_in_the_environment(tmp_path: Path) -> None:
 def test_a_positional_a_switch_and_a_list() -> None:
     found = resolved("red", "--vented", "--mark", "a", "--mark", "b").values
     assert (found.clay, found.vented, found.marks) == ("red", True, ["a", "b"])
-    assert resolved("c", "--hours", "2", "--hours", "2").values.hours == 2.0
+    assert resolved("c", "--hours", "2", "--hours", "3").values.hours == 3.0, "the last counts"
+
+
+@pytest.mark.parametrize("command", [("replay", "run"), ("simulate", "training", "conditions")])
+def test_two_rules_of_ones_own_are_refused(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        resolved("c", "--hours", "2", "--hours", "3")
+        main([*command, "--merge", "mine:one", "--merge", "mine:other"])
+    assert "--merge is given twice: mine:one and mine:other" in capsys.readouterr().err
+
+
+def test_settings_from_the_environment() -> None:
     found = resolved(environment={"ISTHMUS_CLAY": "grey", "ISTHMUS_VENTED": "true"}).values
     assert (found.clay, found.vented) == ("grey", True)
 

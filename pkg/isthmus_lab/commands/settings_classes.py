@@ -41,7 +41,10 @@ class Training(Reported):
     merge: Annotated[
         str | None,
         Setting(
-            "function that merges updates, tried beside the built-in rules", metavar="MODULE:FUNCTION", flag_only=True
+            "function that merges updates, tried beside the built-in rules",
+            metavar="MODULE:FUNCTION",
+            flag_only=True,
+            once=True,
         ),
     ] = None
     steps: Annotated[

@@ -315,6 +315,7 @@ class Replay(InRun, Reported):
             "fold with a function of your own in place of the recorded merge rules",
             metavar="MODULE:FUNCTION",
             flag_only=True,
+            once=True,
         ),
     ] = None
     export: Annotated[

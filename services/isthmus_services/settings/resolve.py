@@ -58,6 +58,8 @@ class Setting:
     positional: bool = False
     flag_only: bool = False
     """Whether only a flag sets it: a one-time request (`--apply`) must not linger in an environment."""
+    once: bool = False
+    """Whether a second, different value is an error. Else the last one counts, as wrappers of a command expect."""
     with_commas: bool = False
     """Whether a comma in a value of a list belongs to the value; else it divides two values."""
     secret: bool = False
@@ -228,7 +230,8 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, environment: Mapping[s
         else:
             names = (s.short, s.flag) if s.short else (s.flag,)
             metavar = s.metavar or (f"{{{','.join(s.choices)}}}" if s.choices else None)
-            several: dict[str, Any] = {"action": _several(s, only), "nargs": "+"} if s.is_list else {"action": _Once}
+            several: dict[str, Any] = {"action": _several(s, only), "nargs": "+"} if s.is_list else {}
+            several |= {"action": _Once} if s.once else {}
             groups[s.owner].add_argument(*names, dest=s.field, metavar=metavar, **several, **shared)
     where = parser.add_argument_group("sources of settings, in this order: flags, ISTHMUS_… variables, a file")
     where.add_argument(
