@@ -192,9 +192,9 @@ async def require_values(
     for version in range(head, max(0, head - NEWEST - 1), -1):
         try:
             commit = await log.commit(p, version)
-        except LogCorrupt:
+        except LogCorrupt as error:
             if version not in accepted:
-                raise
+                raise await with_advice(log, p, version - 1, error) from None
             commit = None
         if commit is None or commit.in_segment:
             return
