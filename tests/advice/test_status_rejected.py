@@ -6,11 +6,12 @@ from pathlib import Path
 
 from advice.followed import advises, mine
 from advice.rows import row
-from advice.test_status_waits import FEW, over, said, training
+from advice.test_status_waits import FEW, PACE, over, said, training
+from isthmus.format.rules import Rules
 from isthmus.inspect.status import read_status
 from isthmus.reasons import REMEDIES, Reason
 from isthmus_services.output.view import _fragment
-from support.world import in_virtual_time, serving, world
+from support.world import in_virtual_time, seed_of, serving, train, world
 
 
 @row(
@@ -91,3 +92,26 @@ async def test_a_learner_that_left_with_its_only_update_rejected() -> None:
         assert not any(rejected.is_in(_fragment(found, p)[-1]) for p in range(len(found.heads)))
         assert not here.is_in(str(again.summary()))
         assert again.summary().ledger.merged
+
+
+@row(
+    "log",
+    "…: … steps in …; …; NONE OF ITS WORK WAS MERGED: its first update would have been sent after … steps: train longer, or create "
+    "a run of a smaller --sync-every (sync_every)",
+    means="The learner's last line. It ended before it had to send anything.",
+    do="train longer, or create a run of a smaller --sync-every (sync_every)",
+    then="The last line says which share was merged.",
+    lost="nothing, if a checkpoint was stored: it goes on there",
+)
+@in_virtual_time
+async def test_a_learner_that_ends_before_its_first_update() -> None:
+    (here,) = mine(test_a_learner_that_ends_before_its_first_update)
+    async with world(Path(), seed_of(Rules(fragments=1, sync_every=8), PACE)) as w, serving(w.syncer("s1")):
+        await train(w.learner("c"), 40, wait_s=600.0, step_s=0.25)
+        brief = w.learner("a")  # of a run under way, it sends the first update after a whole period
+        await train(brief, 8, wait_s=600.0)
+        advises(here, str(brief.summary()))
+        longer = w.learner("a")
+        await train(longer, 40, wait_s=600.0, step_s=0.25)
+        assert longer.summary().ledger.merged
+        assert not here.is_in(str(longer.summary()))

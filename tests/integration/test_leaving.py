@@ -2,12 +2,13 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,47 @@ def test_a_model_with_an_open_link_is_not_joined_again(tmp_path: Path) -> None:
     del dropped
     gc.collect()
     again("d").close(wait=0.0)
+
+
+def test_a_learner_with_an_open_link_is_not_joined_again_with_another_model(tmp_path: Path) -> None:
+    """As by a cell of a notebook that makes a new model each time: the second link would end the first."""
+    link, _, _ = join(tmp_path)
+    again = nn.Linear(4, 2)
+    said = r"^learner a has an open link already, in this process: call its close\(\) first$"
+    with pytest.raises(InputError, match=said):
+        isthmus.join(link.run.url, again, torch.optim.SGD(again.parameters(), lr=0.1), learner="a")
+    other = nn.Linear(4, 2)  # of another run, or under another name, it may be joined
+    with isthmus.join(link.run.url, other, torch.optim.SGD(other.parameters(), lr=0.1), learner="b") as b:
+        b.wait = 0.0
+    link.close(wait=0.0)
+    isthmus.join(link.run.url, again, torch.optim.SGD(again.parameters(), lr=0.1), learner="a").close(wait=0.0)
+
+
+def test_the_link_of_a_forked_process_says_that_it_cannot_be_used(tmp_path: Path) -> None:
+    link, _, _ = join(tmp_path)
+    link._process += 1  # as in a child: forking this process, with its threads, could stop it
+    with pytest.raises(InputError, match=r"was forked from it, .*: call join in the process that trains$"):
+        link.step(tokens=2)
+    link._process -= 1
+    link.step(tokens=2)
+    link.close(wait=0.0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (lambda: nn.LazyLinear(2), "parameter 0.weight has no shape yet, since its layer is lazy: pass a batch"),
+        (lambda: nn.Linear(2, 2, device="meta"), "parameter 0.weight is on the meta device, without numbers: give"),
+    ],
+)
+def test_a_model_without_numbers_is_refused_with_what_to_do(
+    layer: Callable[[], nn.Module], why: str, tmp_path: Path
+) -> None:
+    model = nn.Sequential(layer())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match=f"^{re.escape(why)}"):
+        isthmus.join(str(tmp_path / "run"), model, optimizer, learner="a", create=isthmus.Rules.suited)
+    assert not (tmp_path / "run").exists()
 
 
 def join(folder: Path, learner: str = "a", **given: Any) -> tuple[isthmus.Link, nn.Module, torch.optim.Optimizer]:

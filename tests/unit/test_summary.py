@@ -173,3 +173,15 @@ def test_a_summary_says_why_the_newest_update_was_rejected_and_what_to_do() -> N
     assert "newest update" not in str(merged_since)
     never = replace(some, ledger=replaced(NOTHING, rejected=900.0, pending=100.0))
     assert str(never).endswith(f"; NONE OF ITS WORK WAS MERGED: {why}")
+
+
+def test_a_loop_that_ends_before_its_first_update_is_told_so() -> None:
+    brief = replace(
+        FOUND, ledger=NOTHING, steps=10, steps_done=10, first_after=12, trouble="no syncer is heard; start one"
+    )
+    assert str(brief).endswith(
+        "; NONE OF ITS WORK WAS MERGED: its first update would have been sent after 12 steps: train longer, or create a run "
+        "of a smaller --sync-every (sync_every)"
+    )
+    assert "no syncer is heard" in str(replace(brief, steps_done=12)), "then an update was due"
+    assert "no syncer is heard" in str(replace(brief, first_after=0)), "then one was sent"

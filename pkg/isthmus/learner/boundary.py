@@ -328,6 +328,11 @@ class Boundary:
         """The longest period of any fragment at the moment, in steps."""
         return max(slot.period for slot in self.slots)
 
+    @property
+    def first_due(self) -> float:
+        """The step after which the next update of any fragment is due."""
+        return min(slot.due_at for slot in self.slots)
+
     def local_tokens(self, fragment: int) -> int:
         """Return the tokens of local work on a fragment that no capture holds."""
         slot = self.slots[fragment]

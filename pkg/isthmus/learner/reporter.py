@@ -286,6 +286,7 @@ class Reporter:
 
     def summary(self) -> Summary:
         """Return the summary so far. Another thread may call this only after the agent has ended."""
+        at = self.boundary
         beat, quiet_s = self._heartbeat(), MISSED_BEATS * self._pace.heartbeat_s
         return Summary(
             learner=self._name,
@@ -302,6 +303,7 @@ class Reporter:
             risen=None if self.boundary is None else self.boundary.risen,
             expelled=next(map(str, expulsions(self._members, [self._name])), ""),
             rejected_for=self.uplink.unmerged.rejected_for,
+            first_after=0 if at is None or self.uplink.unmerged.announced else math.ceil(at.first_due),
             unanswered=sum(
                 share * sum(account.sent.values())
                 for account, share in zip(self.uplink.told(), self._run.shares, strict=True)

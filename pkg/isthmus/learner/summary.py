@@ -71,6 +71,8 @@ class Summary:
 
     uncounted: int = 0
     """Steps of its optimizer since the last call of `link.step`: nothing of them is sent."""
+    first_after: int = 0
+    """After so many steps its first update is sent, if none was sent or is on its way; 0: some were."""
     never_stepped: bool = False
     """Whether the optimizer that its loop handed over has made no step, although `link.step` was called."""
 
@@ -141,6 +143,11 @@ class Summary:
                 )
             if self._rejected:
                 return f"{line}; NONE OF ITS WORK WAS MERGED: {self._rejected}"
+            if self.steps_done < self.first_after:
+                return (
+                    f"{line}; NONE OF ITS WORK WAS MERGED: its first update would have been sent after "
+                    f"{self.first_after:,} steps: train longer, or create a run of a smaller --sync-every (sync_every)"
+                )
             why = f": {self.trouble}" if self.trouble else ""
             # A bus that does not answer may be the wrong one.
             bus = f" --bus {self.bus}" if self.bus and "the bus does not answer" not in self.trouble else ""

@@ -1,6 +1,7 @@
 """A learner's connection to a run: `step` after each optimizer step, `close` at the end."""
 
 import logging
+import os
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, SupportsFloat, SupportsInt
@@ -96,6 +97,7 @@ class Link:
         self._side = side
         self._closed = False
         self._warmup = warmup
+        self._process = os.getpid()
         # A link that is dropped without `close` lets the agent go, too.
         self._dropped = weakref.finalize(self, side.drop)
         self._dropped.atexit = False
@@ -196,6 +198,11 @@ class Link:
         tokens, loss = tokens_of(tokens), loss_of(loss)
         if self._closed:
             raise InputError("the link is closed: join again under the same name to go on")
+        if self._process != os.getpid():
+            raise InputError(
+                f"this link is of process {self._process}, and this one was forked from it, without the thread that "
+                "sends and receives: call join in the process that trains"
+            )
         if self.steps_done % self.run.rules.sync_every == 0:
             self._side.loop.require_same()  # the parameters are those of `join`
         self._side.step(tokens, loss)

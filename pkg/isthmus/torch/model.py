@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from isthmus.codecs.kernels import F32
@@ -104,6 +105,21 @@ class Room:
         """Return the next array [size], uninitialised."""
         self._at += size
         return self._values[self._at - size : self._at]
+
+
+def require_numbers(model: nn.Module) -> None:
+    """Raise `InputError` if a parameter has no numbers yet: it is on the meta device, or its layer is lazy."""
+    for name, p in named(model):
+        if is_lazy(p):
+            raise InputError(
+                f"parameter {name} has no shape yet, since its layer is lazy: pass a batch through the model, and make "
+                "the optimizer, before join"
+            )
+        if p.is_meta:
+            raise InputError(
+                f"parameter {name} is on the meta device, without numbers: give the model some before join "
+                "(model.to_empty(device=…), then its initialisation), and make the optimizer after that"
+            )
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
