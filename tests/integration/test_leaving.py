@@ -58,20 +58,6 @@ def test_a_model_with_an_open_link_is_not_joined_again(tmp_path: Path) -> None:
     again("d").close(wait=0.0)
 
 
-def test_a_learner_with_an_open_link_is_not_joined_again_with_another_model(tmp_path: Path) -> None:
-    """As by a cell of a notebook that makes a new model each time: the second link would end the first."""
-    link, _, _ = join(tmp_path)
-    again = nn.Linear(4, 2)
-    said = r"^learner a has an open link already, in this process: call its close\(\) first$"
-    with pytest.raises(InputError, match=said):
-        isthmus.join(link.run.url, again, torch.optim.SGD(again.parameters(), lr=0.1), learner="a")
-    other = nn.Linear(4, 2)  # of another run, or under another name, it may be joined
-    with isthmus.join(link.run.url, other, torch.optim.SGD(other.parameters(), lr=0.1), learner="b") as b:
-        b.wait = 0.0
-    link.close(wait=0.0)
-    isthmus.join(link.run.url, again, torch.optim.SGD(again.parameters(), lr=0.1), learner="a").close(wait=0.0)
-
-
 def test_the_link_of_a_forked_process_says_that_it_cannot_be_used(tmp_path: Path) -> None:
     link, _, _ = join(tmp_path)
     link._process += 1  # as in a child: forking this process, with its threads, could stop it

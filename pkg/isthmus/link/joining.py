@@ -191,16 +191,12 @@ def join(
     stated = None if manifest is None else statement(manifest, partial(_accelerators, model))
     settings = named(Hyperparameters, hyperparameters, "value of hyperparameters=")
     alike = [f"as {learner}", f"the run {run}"]
-    for other, (opened, theirs, where) in list(_OPEN.items()):
-        if (still := opened()) is None or still.closed:
-            continue
-        if other is model:
-            raise InputError(f"this model has an open link already, of learner {theirs}: call its close() first")
-        if (theirs, where) == (learner, run):
-            raise InputError(f"learner {learner} has an open link already, in this process: call its close() first")
+    before, theirs = _OPEN.get(model, (None, ""))
+    if before is not None and (still := before()) is not None and not still.closed:
+        raise InputError(f"this model has an open link already, of learner {theirs}: call its close() first")
     group = _group(model, optimizer, data, state, settings, alike)
     if isinstance(group, Sharded):
-        return _opened(Link(follow(group, run, trust.signer), warmup_steps), model, learner, run)
+        return _opened(Link(follow(group, run, trust.signer), warmup_steps), model, learner)
     thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust, stated)
     with group.call("JOIN") as said:
         try:
@@ -213,16 +209,15 @@ def join(
             thread.abandon()
             raise
         said.words = msgspec.msgpack.encode(leader.joined())
-    return _opened(Link(leader, warmup_steps), model, learner, run)
+    return _opened(Link(leader, warmup_steps), model, learner)
 
 
-_OPEN: "weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[Link], str, str]]" = weakref.WeakKeyDictionary()
-"""By model, the link that it was last joined with, the learner, and the run. Two open links would write into one model,
-and the second of one name would end the first."""
+_OPEN: "weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[Link], str]]" = weakref.WeakKeyDictionary()
+"""By model, the link that it was last joined with, and the learner. Two open links would write into one model."""
 
 
-def _opened(link: Link, model: "nn.Module", learner: str, run: str) -> Link:
-    _OPEN[model] = weakref.ref(link), learner, run
+def _opened(link: Link, model: "nn.Module", learner: str) -> Link:
+    _OPEN[model] = weakref.ref(link), learner
     return link
 
 
