@@ -268,8 +268,10 @@ async def test_a_bus_that_cannot_write_to_its_disk(folder: Path, tmp_path: Path)
             client.config_set("save", "1 1")
             line = await said(here, w)
             asked = re.findall(r"redis-cli (CONFIG SET \S+ no)", line)
+            assert await w.bus.refusing() is not None
             client.execute_command(*asked[0].split())
             await well(w)
+            assert await w.bus.refusing() is None, "it cannot save, and takes messages all the same"
 
 
 @row(
@@ -557,9 +559,9 @@ async def test_work_of_one_that_left_while_no_syncer_was_there(folder: Path) -> 
     "done; their pending tokens are not in the model, nor all in a checkpoint: …",
     means="Below the table of learners: these stored no checkpoint of their last steps. checkpoint_s was infinite, the store refused "
     "it, or the loop ended in the middle of a step. What they had sent is in the store.",
-    do="the lines above the tables say how to bring in what was sent; what came after it is lost. The learner's last lines say why "
-    "it has no checkpoint",
-    then="It falls once what was sent is merged.",
+    do="the lines above the tables say how to bring in the updates that were sent; the steps after the last update are lost. The "
+    "learner's last log lines say why it has no checkpoint",
+    then="The share falls once these updates are merged.",
     lost="the steps after the last update",
 )
 async def test_a_run_without_a_syncer_that_is_over(folder: Path) -> None:

@@ -223,13 +223,22 @@ class RedisBus(Bus):
                 f"its memory is full ({used / 1e6:.1f} of {most / 1e6:.1f} MB)",
                 "raise its maxmemory, or delete what else this server stores",
             )
-        if not facts.saves:
+        if not facts.saves and await self._stops_writes():
             return Refusing(
                 "it cannot write to its disk",
                 "free that disk (its log names the file); or, since nothing in a bus has to be kept, redis-cli CONFIG "
                 "SET stop-writes-on-bgsave-error no",
             )
         return None
+
+    async def _stops_writes(self) -> bool:
+        """Return whether the server refuses writes while it cannot save. If it does not tell this user, assume so."""
+        setting = "stop-writes-on-bgsave-error"
+        try:
+            told: dict[Any, Any] = await self._guard(self._writer.config_get(setting))
+        except (Denied, Unavailable):  # managed servers may not have the command
+            return True
+        return told.get(setting, "yes") == "yes"
 
     async def takes(self, size: int) -> bool:
         """Return whether the server would accept a value of `size` bytes. Raises `Denied`, `Unavailable`.
