@@ -697,7 +697,7 @@ def test_a_loop_that_hands_over_another_optimizer(folder: Path, caplog: pytest.L
         told = [message for message in caplog.messages if warns.is_in(message)]
         assert len(told) == warnings
         assert all(
-            f"0 of {UNCOUNTED_STEPS} calls" in one and one.endswith("; until then, a restart has no moments of it")
+            f"0 of {UNCOUNTED_STEPS} calls" in one and one.endswith("; until then, a restart lacks its moments")
             for one in told
         )
         link.close(wait=0.0)

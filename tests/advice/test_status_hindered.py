@@ -251,7 +251,7 @@ async def test_a_disk_that_is_full(folder: Path, tmp_path: Path) -> None:
     do="if … should be on a mount (findmnt -T …), end the processes of this run, mount it again and start them again: they join the "
     "run that was there; else end the processes of the other run",
     then="Once the folder is the old one, its processes go on by themselves, and status shows their run.",
-    lost="what was trained in the other run meanwhile",
+    lost="the steps that learners trained in the other run",
 )
 async def test_a_run_that_was_made_in_the_empty_place_of_a_mount(folder: Path) -> None:
     (here,) = mine(test_a_run_that_was_made_in_the_empty_place_of_a_mount)

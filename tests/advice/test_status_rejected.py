@@ -61,8 +61,8 @@ async def test_a_learner_that_ended_with_a_loss_that_is_no_number() -> None:
 @row(
     "log",
     "…: … steps in …; …; NONE OF ITS WORK WAS MERGED: its newest update was rejected (…: …); …",
-    means="The learner's last line. A syncer has rejected what it sent, for the reason in parentheses: the model has nothing of it. With "
-    "`of its … tokens` before it, some earlier work was merged.",
+    means="This is the learner's last line. A syncer has rejected its update, for the reason in parentheses, and the model has nothing "
+    "of that update. If `of its … tokens` stands before the reason, some earlier work of the learner was merged.",
     do=f"{REMEDIES[Reason.TOO_LONG]}",
     then="The new learner's last line says which share was merged.",
     lost="the work of the updates that were rejected",

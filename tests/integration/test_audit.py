@@ -622,7 +622,9 @@ def test_bad_settings_are_refused(recorded: Path, tmp_path: Path, capsys: pytest
 
     assert "is no owner's" in said(*file, "--sign", str(recorded.parent / "eu"))
     assert "add --html FILE" in said("--sign", str(recorded.parent / "north"))
-    assert "took part; those who did: col, eu, s-*, us-*; institutions are coast" in said("--influence", "asia")
+    assert "no participant has this name; participants are col, eu, s-*, us-*; institutions are coast" in said(
+        "--influence", "asia"
+    )
     assert "add --influence MEMBER" in said("--exec", "true")
     assert "choose longer ones" in said("--period", "1e-9")
 
@@ -818,7 +820,7 @@ async def test_a_name_of_a_member_and_of_an_institution_stands_for_both(folder: 
 @in_virtual_time
 async def test_of_an_unsigned_run_each_learner_is_a_member(folder: Path) -> None:
     async with world(folder, seed_of(SEED.rules)) as w:
-        with pytest.raises(InputError, match="those who did: "):
+        with pytest.raises(InputError, match="participants are "):
             await audit(w.log, leave_out=("a",))
         async with serving(w.syncer("s")) as syncer:
             enough = lambda: syncer.coordinators[0].head >= 2  # noqa: E731

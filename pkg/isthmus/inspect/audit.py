@@ -137,7 +137,7 @@ def _require_known(wanted: Iterable[str], known: Mapping[str, str]) -> None:
     if strange := next((name for name in wanted if name not in {*known, *known.values()}), None):
         others = sorted(set(known.values()) - known.keys())
         raise InputError(
-            f"--influence {strange}: nobody of this name took part; those who did: {', '.join(sorted(known))}"
+            f"--influence {strange}: no participant has this name; participants are {', '.join(sorted(known))}"
             + (f"; institutions are {', '.join(others)}" if others else "")
         )
 

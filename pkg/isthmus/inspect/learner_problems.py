@@ -75,6 +75,7 @@ class Part:
 
 def of_bursts(status: Status, run: str, exploding: Collection[str]) -> list[Part]:
     """Return the learners that exploded for a moment and train as before, which is no failure."""
+    others = {*exploding, *rising(status.losses), *risen(status)}
     return [
         Part(
             burst.said,
@@ -82,8 +83,7 @@ def of_bursts(status: Status, run: str, exploding: Collection[str]) -> list[Part
             "lower the learning rate or clip gradients",
         )
         for burst in status.bursts
-        if burst.learner not in {*exploding, *rising(status.losses), *risen(status)}
-        and (burst.learner in status.live or not status.live)
+        if burst.learner not in others and (burst.learner in status.live or not status.live)
     ][:NAMED_MAX]
 
 

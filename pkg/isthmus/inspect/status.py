@@ -367,7 +367,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
             async for stream, said in listener.backlog():
                 hearing.take(stream, said, runtime.now())
         refusing = None if hearing.live(-math.inf) or hearing.syncers_heard else await bus.refusing()
-        others = await bus.other_runs(OTHERS_S)
+        others = await bus.other_runs(OTHERS_S) if bus.url == default_bus(log.run.url) else []
     except Unavailable as error:
         bus_error = f"the bus cannot be reached: {error}"
     await log.members.refresh(log.store)  # messages may have named a newer version meanwhile
@@ -398,7 +398,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         restarts={name: found for name, found in restarts if found is not None},
         room=await room_of(log),
         bus_refusing=refusing,
-        intruders=others if bus.url == default_bus(log.run.url) else (),
+        intruders=others,
         ahead=await _ahead(log, hearing, state.heads),
         accepted=accepted or {},
         pace=log.run.pace,

@@ -275,7 +275,7 @@ def restores(p: int, head: int, run: str = "") -> str:
 
 
 def room_left(run: Run) -> Room | None:
-    """Return what is left on the disk of a run in a folder if it is full; else, and of a bucket, None."""
+    """Return the room that is left on a full disk of a run in a folder; None for any other disk, and for a bucket."""
     folder = Place.of(run.url).folder
     if folder is None:
         return None

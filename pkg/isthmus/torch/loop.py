@@ -179,7 +179,7 @@ class Loop(Saver):
                 "%d of %d calls of link.step came after a step of the optimizer that was handed to join: call "
                 "link.step once after each optimizer.step(), not for each micro-batch, or hand join the optimizer that "
                 "steps%s",
-                self._steps, self._calls, "" if self._stepped_once else "; until then, a restart has no moments of it",
+                self._steps, self._calls, "" if self._stepped_once else "; until then, a restart lacks its moments",
             )  # fmt: skip
         if many and not self._many:
             logger.warning(
@@ -265,7 +265,7 @@ class Loop(Saver):
             self._note_after = began if took <= NOTE_S else began + took / NOTE_SHARE
 
     def see_parameters(self) -> None:
-        """Note parameters as they are now: what was changed until here is the link's own doing."""
+        """Note the present parameters: every change of them until now was made by the optimizer or the link."""
         if self._witness is not None and not self._told_changed:
             self._witnessed = version_of(self._witness), _few(self._witness).clone()
 

@@ -226,11 +226,11 @@ def tied(one: Outcome, other: Outcome) -> bool:
 def _taken(case: Case, grids: Sequence["_Grid"], counted: Tops, to: Outcome) -> tuple[Outcome, int] | None:
     """Return the outcome that is taken of those that tie with `to`, and the place of its way to merge.
 
-    What was measured goes before what is extrapolated, then codecs with which a run loses no more than with those that
-    the figures rest on before others, then the cheapest way to merge, then figures nearer to the highest one, in steps
-    of `NEAR` of it, then the plainest way, then the codecs with the fewest bits. H and P are those with the highest
-    figure. Each of these is a property of one combination: what is taken stays taken if there are fewer combinations.
-    None: nothing ties.
+    These criteria decide one after another: measured combinations go before extrapolated ones; codecs with which a run
+    loses no more than with those that the figures rest on go before others; cheaper ways to merge go first; figures
+    nearer to the highest one go first, in steps of `NEAR` of it; plainer ways to merge go first; codecs with fewer bits
+    go first. The H and P with the highest figure complete the choice. Each criterion is a property of one combination,
+    so a combination that is taken stays taken if there are fewer combinations. Return None if nothing ties.
     """
     if to.per_usd <= 0.0:
         return None
