@@ -235,10 +235,10 @@ class RedisBus(Bus):
         """Return whether the server refuses writes while it cannot save. If it does not tell this user, assume so."""
         setting = "stop-writes-on-bgsave-error"
         try:
-            told: dict[Any, Any] = await self._guard(self._writer.config_get(setting))
+            said: dict[Any, Any] = await self._guard(self._writer.config_get(setting))
         except (Denied, Unavailable):  # managed servers may not have the command
             return True
-        return told.get(setting, "yes") == "yes"
+        return bool(said.get(setting, "yes") == "yes")
 
     async def takes(self, size: int) -> bool:
         """Return whether the server would accept a value of `size` bytes. Raises `Denied`, `Unavailable`.
