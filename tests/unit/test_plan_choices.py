@@ -156,7 +156,8 @@ def test_ties_are_broken_by_the_stated_rule(cases: list[Spec]) -> None:
         assert lossier(here, best) <= lossier(here, found.to), of
         for other in found.by_codecs:
             if other is not best and bool(other.worth.beyond) <= bool(best.worth.beyond):
-                assert lossier(here, other) > lossier(here, best) or bits(best) <= bits(other), (of, other.rules)
+                first, second = ((lossier(here, o), behind(o, found.to), bits(o)) for o in (best, other))
+                assert first <= second, (of, other.rules)
                 broken += other.per_usd > best.per_usd
         assert {(o.rules.merge, o.rules.iso_block, o.rules.isotropic_up) for o in found.by_codecs} == {
             (best.rules.merge, best.rules.iso_block, best.rules.isotropic_up)
@@ -243,6 +244,13 @@ def test_nothing_within_the_error_is_called_better(cases: list[Spec]) -> None:
             if gain := re.search(r"learn ([0-9.]+)% more", hint):
                 assert 1.0 + float(gain[1]) / 100.0 > most - 1e-3, (of, hint)
         assert [w for w in found.ties if w not in merge and w not in codec] == []
+        brief = {choice.name: choice.brief for choice in found.choices}
+        assert ("a tie with " in brief["merge"]) == bool(tie) or fixed.merge, (of, brief, merge)
+        assert all(share in merge for share in re.findall(r"learns [0-9.]+% as much", brief["merge"])), (of, brief)
+        pairs = re.search(r"a tie with (\d+) other pair", brief["codec"])
+        assert (pairs[1] if pairs else "") in codec, (of, brief, codec)
+        assert bool(pairs) == ("the codec is a tie: " in codec), (of, brief, codec)
+        assert max(map(len, brief.values())) < 400
         ties += len(found.ties)
     assert ties
 
@@ -257,7 +265,7 @@ def test_a_difference_below_the_error_between_codecs_is_a_tie() -> None:
     (codec,) = (choice.reason for choice in planned.choices if choice.name == "codec")
     assert "the codec is a tie: " in codec
     assert f"within the forecast's error of {learning.error():.0%}" in codec
-    assert "the one with the fewest bits is taken" in codec
+    assert "the one with the fewest bits of those nearest to the highest figure, in steps of 5%, is taken" in codec
     # int4 asked for is no worse, and float32 both ways is not called worse or better.
     asked = plan(
         here[0], [island(here)], PRICES, store_region="near", fixed=Fixed(codec="f32", codec_down="f32"),
@@ -347,6 +355,29 @@ def test_a_period_and_the_one_that_the_run_makes_of_it_are_the_same_plan(cases: 
         free = plan(of[0], [island(of)], of[3], store_region="near", speeds=table().of)
         assert free.period == free.rules.sync_every or not free.forecasts[0].fits
     assert lengthened
+
+
+@pytest.mark.parametrize(("latency_s", "kept"), [(0.5, True), (4.0, False)])
+def test_a_period_that_is_lengthened_to_its_most_is_chosen_beside_the_shortest_that_is_kept(
+    latency_s: float, kept: bool
+) -> None:
+    far = Island(name="far", count=4, step_s=0.02, latency_s=latency_s)
+
+    def planned(h: int = 0) -> Plan:
+        return plan(1e7, [far], PRICES, store_region="near", fixed=Fixed(sync_every=h or None), speeds=table().of)
+
+    found = planned()
+    assert found.period == LONGEST * found.rules.sync_every
+    (why,) = (choice.reason for choice in found.choices if choice.name == "sync_every")
+    named = re.search(r"the shortest that it would keep is (\d+), which learns", why)
+    assert bool(named) == kept, why
+    if named is None:
+        assert f"it would lengthen any period of up to {PERIODS[-1]} steps, the longest that is tried" in why
+        assert planned(PERIODS[-1]).period > PERIODS[-1]
+    else:
+        at = PERIODS.index(int(named[1]))
+        assert planned(PERIODS[at]).period == PERIODS[at]
+        assert planned(PERIODS[at - 1]).period > PERIODS[at - 1]
 
 
 @pytest.mark.parametrize("cases", GRIDS[1:])
@@ -517,8 +548,21 @@ def test_the_pages_tables_of_worth_and_costs_are_the_models() -> None:
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Return the output in one line, without the rules of tables: cells of several lines are read whole."""
-    assert main(["plan", *words]) == 0
+    assert main(["plan", "--details", *words]) == 0
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_the_table_is_brief_without_details(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--params", "2.9e9", "--learners", "8", "--codec", "q1", "--codec-down", "q2")
+    full = shown(capsys, *words)
+    assert main(["plan", *words]) == 0
+    brief = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for said in ("the merge is a tie: ", "by its bits it would take", "docs/paper.md: measured before extrapolated"):
+        assert said in full
+        assert said not in brief
+    assert "of a token's worth (not measured)" in brief
+    assert "--details has " in brief
+    assert "--details has " not in full
 
 
 def test_a_restart_is_a_start_and_what_reading_the_checkpoint_takes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,6 +103,13 @@ def test_what_is_asked_for_once_comes_from_its_flag_only() -> None:
     assert resolved("c", "--fire").values.fire
 
 
+@pytest.mark.parametrize(("word", "number"), [(".5", 0.5), ("2.", 2.0), ("+3", 3.0), ("1e-3", 0.001), (" 4 ", 4.0)])
+def test_a_number_is_read_in_its_usual_spellings(word: str, number: float, tmp_path: Path) -> None:
+    assert resolved("c", "--heat", word).values.heat == number
+    assert resolved("c", environment={"ISTHMUS_HEAT": word}).values.heat == number
+    assert resolved("c", file=f"heat = '{word}'", tmp_path=tmp_path).values.heat == number
+
+
 def test_a_secret_has_no_flag_and_is_never_shown() -> None:
     with pytest.raises(SystemExit):
         resolved("c", "--key", "x")

@@ -135,7 +135,7 @@ def run(arguments: settings_classes.Plan) -> int:
         turns = {name: _turn(getattr(beside, name)) for name in TURNS}
         report["compare"] = msgspec.to_builtins(beside) | turns | {"assumed": ASSUMED}
     else:
-        _show(found)
+        _show(found, details=arguments.details)
         if sum(island.count for island in islands) > 1:
             beside = compare(found, islands, prices, tokens)
             report["times_data_parallel_across_links"] = _times(beside)
@@ -334,6 +334,19 @@ def _params(arguments: settings_classes.Plan, file: dict[str, Any]) -> tuple[flo
     return float(params), None
 
 
+_FLAGS = {
+    "count": "--learners",
+    "step_s": "--step-seconds",
+    "up_gbit_s": "--up",
+    "down_gbit_s": "--down",
+    "latency_s": "--latency",
+    "mtbf_hours": "--mtbf-hours",
+    "restart_s": "--restart",
+    "gpus": "--gpus, of one learner,",
+}
+"""The flags that describe equal learners, by the field of `Island` that each sets."""
+
+
 def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: list[str]) -> list[Island]:
     """Return the learners. Append notes to `assumed` about values that the user did not give."""
     if not arguments.islands:
@@ -373,7 +386,7 @@ def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: li
             restart_s=START_S if arguments.restart is None else arguments.restart,
             gpus=gpus,
         )
-        return [same]
+        return [same.check(_FLAGS)]
     unknown = sorted(file.keys() - {"params", "store_region", "learner"})
     if unknown:
         raise InputError(
@@ -447,14 +460,16 @@ def _columns(title: str, names: Sequence[str]) -> Table:
     return table
 
 
-def _show(found: Plan) -> None:
+def _show(found: Plan, *, details: bool) -> None:
     console = stdout(COLUMNS)
     chosen = Table(title=f"settings for {found.params:.3g} parameters", title_justify="left")
     for name in ("setting", "value", "because"):
         chosen.add_column(name, overflow="fold")
     for choice in found.choices:
-        chosen.add_row(choice.name, str(choice.value), choice.reason)
+        chosen.add_row(choice.name, str(choice.value), choice.reason if details else choice.brief or choice.reason)
     console.print(chosen)
+    if not details and any(choice.brief for choice in found.choices):
+        console.print("--details has the ties of merge and codec, and how their costs were measured", highlight=False)
     for table in _forecasts(found):
         console.print(table)
     for f in found.forecasts:

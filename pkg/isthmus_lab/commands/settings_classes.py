@@ -281,6 +281,9 @@ class Plan(Reported):
             flag_only=True,
         ),
     ] = False
+    details: Annotated[
+        bool, Setting("give the reasons in full: what ties with merge and codec, and what was measured", flag_only=True)
+    ] = False
     step_tokens: Annotated[
         float | None,
         Setting(

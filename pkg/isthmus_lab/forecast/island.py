@@ -59,8 +59,15 @@ class Island:
         """Return the failures a day of one learner that reads `size` bytes at each start."""
         return 86400.0 / (self.mtbf_hours * 3600.0 + self.away_s(size))
 
-    def check(self) -> "Island":
-        """Return self. Raises `InputError` that names the learner and the parameter, and the value probably meant."""
+    def check(self, flags: Mapping[str, str] | None = None) -> "Island":
+        """Return self. Raises `InputError` that names the learner and the parameter, and the value probably meant.
+
+        `flags`: by parameter, the flag that it was given by, to be named instead.
+        """
+
+        def where(name: str) -> str:
+            return (flags or {}).get(name, f"learner {self.name}: {name}")
+
         positive = ("count", "step_s", "up_gbit_s", "down_gbit_s", "mtbf_hours", "gpus")
         for name, value in vars(self).items():
             if isinstance(value, str) or value is None:
@@ -68,11 +75,11 @@ class Island:
             endless = math.isinf(value) and name != "mtbf_hours"
             if math.isnan(value) or endless or (value <= 0 if name in positive else value < 0):
                 bound = "finite and more than 0" if name in positive else "finite and at least 0"
-                raise InputError(f"learner {self.name}: {name} must be {bound}, not {value:g}")
+                raise InputError(f"{where(name)} must be {bound}, not {value:g}")
             low, high, hint = BELIEVED.get(name, (-math.inf, math.inf, ""))
             if not low <= value <= high and not math.isinf(value):
                 side = f"at most {high:g}" if value > high else f"at least {low:g}"
-                raise InputError(f"learner {self.name}: {name} {value:g} cannot be ({side}): {hint}")
+                raise InputError(f"{where(name)} {value:g} cannot be ({side}): {hint}")
         return self
 
 

@@ -5,6 +5,7 @@ forecast are a tie: none is called better, and a stated rule decides. Settings t
 value of one of them would learn more, by more than the error, the plan says how much more, and what it would choose.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from isthmus.format.layout import Spec
 from isthmus.format.rules import CHECKPOINT_S, LONGEST, ROBUST, MergeRule, Pace, Rules, overdrive
 from isthmus.learner.incarnation import RARER_MAX
 from isthmus.rounds.period import LAGS
+from isthmus.wording import agreeing, counted
 from isthmus_lab.forecast import learning, matrices, quality, traffic
 from isthmus_lab.forecast.bandwidth import PARAMS_MAX
 from isthmus_lab.forecast.island import Island
@@ -32,7 +34,7 @@ from isthmus_lab.forecast.outcome import (
     feedback_bytes,
     isotropic_s,
 )
-from isthmus_lab.forecast.search import PERIODS, Fixed, Found, freed, lossier, search, tied
+from isthmus_lab.forecast.search import PERIODS, TIE_STEP, Fixed, Found, freed, lossier, search, tied
 from isthmus_services.board.prices import Prices
 
 FREE = Fixed()
@@ -75,6 +77,8 @@ class Choice:
     name: str
     value: object
     reason: str
+    brief: str = ""
+    """The reason in a few words, if it is long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +241,8 @@ def _codec_tie(case: Case, found: Found) -> str:
     return (
         f"the codec is a tie: {pairs} within the forecast's error of {learning.error():.0%} ({top.rules.codec_up} up, "
         f"{top.rules.codec_down} down at H = {top.period} {_beside(top, best)}{_per_usd(case)}"
-        f"{_extrapolated(top)}); {rule}of those left, the one with the fewest bits is taken"
+        f"{_extrapolated(top)}); {rule}of those left, the one with the fewest bits of those nearest "
+        f"to the highest figure, in steps of {TIE_STEP:.0%}, is taken"
     )
 
 
@@ -284,7 +289,7 @@ def _reasons(case: Case, fixed: Fixed, found: Found) -> list[Choice]:
         Choice(
             name="sync_every",
             value=rules.sync_every,
-            reason=(_lengthened(fixed, best) or why("sync_every", _why_period(case, fixed, best)))
+            reason=(_lengthened(case, fixed, best) or why("sync_every", _why_period(case, fixed, best)))
             + (f"; extrapolated: {best.worth.beyond[0]}" if _beyond(best) else ""),
         ),
         Choice(
@@ -303,6 +308,7 @@ def _reasons(case: Case, fixed: Fixed, found: Found) -> list[Choice]:
                 for part in (codec(rules.codec_up, up, "codec"), _codecs(case, rules), _codec_tie(case, found))
                 if part
             ),
+            brief="; ".join(part for part in (codec(rules.codec_up, "", "codec"), _codecs_brief(case, found)) if part),
         ),
         Choice(name="codec_down", value=rules.codec_down, reason=codec(rules.codec_down, down, "codec_down")),
         Choice(
@@ -317,22 +323,39 @@ def _codecs(case: Case, rules: Rules) -> str:
     """Return what the codecs of both ways cost in the lab, beside float32."""
     if case.learners == 1:
         return "a run of one learner has nothing to merge"
-    way = case.learners, rules.merge, rules.isotropic_up
-    cost = quality.coded(*way, rules.codec_up, rules.codec_down) - quality.coded(*way, "f32", "f32")
+    cost = _cost_of_codecs(case, rules)
     if not quality.measured_pair(rules.codec_up, rules.codec_down):
         said = "not measured; by its bits it would take"
     else:
         said = "in the lab this pair takes"
 
-    def share(cost: float) -> str:
-        taken = -math.expm1(-cost)
-        return f"{taken:.1%}" if taken >= NOTHING else "less than 0.1%"
-
     at = quality.coded_at(rules.merge)
     return (
-        f"{said} {share(cost)} of a token's worth after {learning.SHORT} steps at H = {at}, the only period that was "
-        f"tried; counted here, in longer runs and at this H: {share(learning.lab().shrinks * cost)}"
+        f"{said} {_taken(cost)} of a token's worth after {learning.SHORT} steps at H = {at}, the only period that was "
+        f"tried; counted here, in longer runs and at this H: {_taken(learning.lab().shrinks * cost)}"
     )
+
+
+def _cost_of_codecs(case: Case, rules: Rules) -> float:
+    way = case.learners, rules.merge, rules.isotropic_up
+    return quality.coded(*way, rules.codec_up, rules.codec_down) - quality.coded(*way, "f32", "f32")
+
+
+def _taken(cost: float) -> str:
+    """Return the share of a token's worth that a cost takes."""
+    taken = -math.expm1(-cost)
+    return f"{taken:.1%}" if taken >= NOTHING else "less than 0.1%"
+
+
+def _codecs_brief(case: Case, found: Found) -> str:
+    """Return in a few words what both codecs take, and with how many pairs they tie."""
+    if case.learners == 1:
+        return ""
+    cost = learning.lab().shrinks * _cost_of_codecs(case, found.best.rules)
+    others = sum(o is not found.best and tied(o, found.best) for o in found.by_codecs)
+    ties = f"; a tie with {others} other {agreeing(others, 'pair', 'pairs')} of codecs" if others else ""
+    unknown = "" if quality.measured_pair(found.best.rules.codec_up, found.best.rules.codec_down) else " (not measured)"
+    return f"both ways take {_taken(cost)} of a token's worth{unknown}{ties}"
 
 
 def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
@@ -357,8 +380,8 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
         parts[0] += f"; beside it {', '.join(map(share, behind))}"
     if tie:
         parts.append(tie)
-    if said := _by_length(case, found, all_measured=not any(map(_beyond, (best, *others[:OTHERS])))):
-        parts.append(said)
+    lengths = _by_length(case, found, all_measured=not any(map(_beyond, (best, *others[:OTHERS]))))
+    parts += [lengths] if lengths else []
     if any(o.rules.merge == MergeRule.ISO for o in found.by_way) and case.learners > 1:
         parts.append(NO_MERGE_TIME)
     if rules.merge == MergeRule.ISO:
@@ -369,7 +392,14 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
         parts.append(f"it takes, a round: {flop / 1e9:,.4g} GFLOP, {seconds:.2g} s, {cores:.2g} cores")
     if said := quality.said(rules.merge):
         parts.append(said)
-    return Choice(name="merge", value=rules.merge, reason="; ".join(parts))
+    ties = sum(tied(o, best) for o in others) if tie else 0
+    like = "as you asked" if fixed.merge else most or f"a tie with {counted(ties, 'other way')} to merge"
+    brief = [f"{mine}: {like}"]
+    if other := next((o for o in others if o.rules.merge != rules.merge), next(iter(others), None)):
+        brief.append(share(other))
+    if "learns more" in lengths:
+        brief.append(lengths)
+    return Choice(name="merge", value=rules.merge, reason="; ".join(parts), brief="; ".join(brief))
 
 
 def _marked(of: Outcome) -> str:
@@ -429,15 +459,39 @@ def _by_length(case: Case, found: Found, *, all_measured: bool) -> str:
     )
 
 
-def _lengthened(fixed: Fixed, best: Outcome) -> str:
+def _lengthened(case: Case, fixed: Fixed, best: Outcome) -> str:
     """Return what the run makes of this period, if it lengthens it; else nothing."""
     if best.period == best.rules.sync_every:
         return ""
+    kept = "" if fixed.sync_every else f"; {_shortest_kept(case, fixed, best)}"
     asked = f"you asked for {fixed.sync_every}; " if fixed.sync_every else ""
     least = f"learners lengthen a period that is shorter than {LAGS:g} round trips"
     if best.period == best.rules.periods[1]:
         least += f", to at most {LONGEST} times what was asked for"
-    return f"{asked}the run will use {best.period}, because {least}; every figure here is for {best.period}"
+    return f"{asked}the run will use {best.period}, because {least}; every figure here is for {best.period}{kept}"
+
+
+def _shortest_kept(case: Case, fixed: Fixed, best: Outcome) -> str:
+    """Return the shortest period that is tried and that the run would keep as it is, with its figure."""
+    same, longer = _same(fixed, best), [h for h in PERIODS if h > best.rules.sync_every]
+
+    def at(h: int) -> Outcome | None:
+        return _at_period(case, same, h)
+
+    n = bisect.bisect_left(longer, True, key=lambda h: (of := at(h)) is not None and of.period == h)
+    if n == len(longer) or (other := at(longer[n])) is None:
+        return f"it would lengthen any period of up to {PERIODS[-1]} steps, the longest that is tried"
+    return (
+        f"the shortest that it would keep is {longer[n]}, which {_beside(other, best)}{_per_usd(case)}{_marked(other)}"
+    )
+
+
+def _same(fixed: Fixed, best: Outcome) -> Fixed:
+    """Return what is fixed, and the merge and the codecs of an outcome beside it."""
+    return replace(
+        fixed, merge=best.rules.merge, iso_block=best.rules.iso_block, codec=best.rules.codec_up,
+        codec_down=best.rules.codec_down, isotropic_up=best.rules.isotropic_up,
+    )  # fmt: skip
 
 
 def _why_checkpoint(case: Case, best: Outcome) -> str:
@@ -466,10 +520,7 @@ def _why_period(case: Case, fixed: Fixed, best: Outcome) -> str:
     shorter = [h for h in PERIODS if (fixed.fragments or 1) <= h < here]
     longer = [h for h in PERIODS if h > here]
     others, ties = [], []
-    same = replace(
-        fixed, merge=best.rules.merge, iso_block=best.rules.iso_block, codec=best.rules.codec_up,
-        codec_down=best.rules.codec_down, isotropic_up=best.rules.isotropic_up,
-    )  # fmt: skip
+    same = _same(fixed, best)
     for h in (*shorter[-1:], *longer[:1]):
         if (other := _at_period(case, same, h)) is None:
             continue

@@ -93,7 +93,7 @@ PACK_CORES = 0.25
 WORTH_SAYING = 1e-2
 """Share of the dollars of a day in steps of which the dollars of ways to merge that tie are compared."""
 
-NEAR = 0.05
+TIE_STEP = 0.05
 """Steps, as a share of the highest figure, in which the figures of what ties are compared."""
 
 ROUNDING = 1e-9
@@ -228,9 +228,9 @@ def _taken(case: Case, grids: Sequence["_Grid"], counted: Tops, to: Outcome) -> 
 
     These criteria decide one after another: measured combinations go before extrapolated ones; codecs with which a run
     loses no more than with those that the figures rest on go before others; cheaper ways to merge go first; figures
-    nearer to the highest one go first, in steps of `NEAR` of it; plainer ways to merge go first; codecs with fewer bits
-    go first. The H and P with the highest figure complete the choice. Each criterion is a property of one combination,
-    so a combination that is taken stays taken if there are fewer combinations. Return None if nothing ties.
+    nearer to the highest one go first, in steps of `TIE_STEP` of it; plainer ways to merge go first; codecs with fewer
+    bits go first. The H and P with the highest figure complete the choice. Each criterion is a property of one
+    combination, so a combination that is taken stays taken if there are fewer. Return None if nothing ties.
     """
     if to.per_usd <= 0.0:
         return None
@@ -242,7 +242,7 @@ def _taken(case: Case, grids: Sequence["_Grid"], counted: Tops, to: Outcome) -> 
             for n, pair in enumerate(grid.space.pairs):
                 most, lossy = float(of_pairs[n]), bool(grid.lossy[n])
                 if counted[way] is not None and not (lossy and fine) and most >= least:
-                    behind = max(0, math.floor((1.0 - most / to.per_usd) / NEAR))
+                    behind = max(0, math.floor((1.0 - most / to.per_usd) / TIE_STEP))
                     order.append((beyond, lossy, _usd(case, grid), behind, way, _bits_of(case, pair), n))
     for beyond, _, _, _, way, _, n in sorted(order):
         grid = grids[way]

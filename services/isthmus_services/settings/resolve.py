@@ -13,6 +13,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -404,6 +405,9 @@ def _convert_one(s: Setting, kind: Any, given: Any, source: str) -> Any:
         raise InputError(f"{where} {shown}: must be a number")  # NaN is below no bound and above none
     if s.check is not None and isinstance(given, float | int):
         given = f"{given}"  # a file may hold a number where a word may have a unit
+    if typing.get_args(kind)[0] is float and isinstance(given, str):
+        with suppress(ValueError):
+            given = float(given)  # .5 and 2. are numbers, too
     try:
         value = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
