@@ -385,7 +385,7 @@ def test_no_bucket(doctor: Doctor, gated: tuple[Gate, str]) -> None:
 @row(
     "doctor", "store: may delete: … access denied (AccessDenied) for …, signed with …",
     means="These credentials may not delete what this role must delete.",
-    do="use credentials with s3:DeleteObject below … (`isthmus access` writes a policy for each role)",
+    do="use credentials with s3:DeleteObject below … (`isthmus access` writes a policy for each role; if `isthmus create` made this run, run that again)",
     then="`ok store: may delete`",
 )  # fmt: skip
 @row(
@@ -604,13 +604,13 @@ def under_way(as_role: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
 @row(
     "doctor", "store: may list: … access denied (AccessDenied) for …, signed with …",
     means="These credentials may not list what this role must list. They may be another participant's.",
-    do="use credentials with s3:ListBucket below … (`isthmus access` writes a policy for each role)",
+    do="use credentials with s3:ListBucket below … (`isthmus access` writes a policy for each role; if `isthmus create` made this run, run that again)",
     then="`ok store: may list`",
 )  # fmt: skip
 @row(
     "doctor", "store: may write: … access denied (AccessDenied) for …, signed with …",
     means="These credentials may not write what this role must write. They may be another participant's.",
-    do="use credentials with s3:PutObject below … (`isthmus access` writes a policy for each role)",
+    do="use credentials with s3:PutObject below … (`isthmus access` writes a policy for each role; if `isthmus create` made this run, run that again)",
     then="`ok store: may write`",
 )  # fmt: skip
 @row(
@@ -634,7 +634,7 @@ def test_credentials_of_another_participant(doctor: Doctor, as_role: Callable[[s
 @row(
     "doctor", "store: may create: … refused: … access denied (AccessDenied) for …, signed with …",
     means="These credentials may not create what this role must create, though they may write elsewhere.",
-    do="use credentials with s3:PutObject below … (`isthmus access` writes a policy for each role)",
+    do="use credentials with s3:PutObject below … (`isthmus access` writes a policy for each role; if `isthmus create` made this run, run that again)",
     then="`ok store: may create`",
 )  # fmt: skip
 def test_credentials_that_may_not_create_updates(

@@ -140,7 +140,7 @@ async def test_a_syncer_that_commits_meanwhile(folder: Path, monkeypatch: pytest
     "heal",
     "fragment … cannot be healed: …: is missing, and version … is there",
     means="A commit is gone while later ones exist. No one may write another commit in its place.",
-    do="restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`)",
+    do="restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version that can be exported (`isthmus export --version N`, then `isthmus init --from`)",
     then="With the object restored: `… sound`. Otherwise `isthmus export` with the version before the missing one gives a "
     "model, from which a new run starts.",
     lost="without a backup: what was merged into the run after that version",

@@ -61,7 +61,7 @@ async def test_the_newest_commit_that_is_missing(folder: Path, backup: bool) -> 
     "fragment … cannot be healed: the chain of commits is broken: …: not a commit: …",
     means="A commit is damaged, and later versions exist.",
     do="restore that object from a backup, or go on in a new run from the newest version that can be exported (`isthmus "
-    "export`, then `isthmus init --from`)",
+    "export --version N`, then `isthmus init --from`)",
     then="With the object restored: `… sound`.",
     lost="without a backup: what was merged into the run after that version",
 )

@@ -190,7 +190,7 @@ async def test_a_value_below_a_snapshot_that_is_gone(folder: Path) -> None:
     "fragment … cannot be healed: no published value can be read: …",
     means="The fold fails, and neither a snapshot nor the values since can be read.",
     do="restore that object from a backup, or go on in a new run from the newest version that can be exported (`isthmus "
-    "export`, then `isthmus init --from`)",
+    "export --version N`, then `isthmus init --from`)",
     then="With the object restored, heal has a version to restart from, or calls the fragment sound.",
     lost="without a backup: the fragment, as far as no learner's checkpoint has it",
 )

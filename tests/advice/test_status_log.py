@@ -62,7 +62,7 @@ async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
 
 @row(
     "status",
-    "the log of fragment … is damaged: commits/…: is missing, and version … is there: restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be "
+    "the log of fragment … is damaged: commits/…: is missing, and version … is there: restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version that can be exported (`isthmus export --version N`, then `isthmus init --from`) (fragment … can be "
     "read up to version …)",
     means="A commit that was made since the newest snapshot is gone, and later ones are there: no new syncer can start with the "
     "fragment. A syncer that still merges it has the state in memory, and its next snapshot makes the damage a hole.",

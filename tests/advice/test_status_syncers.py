@@ -71,6 +71,7 @@ async def test_a_signed_run_without_a_syncer(folder: Path, tmp_path: Path) -> No
         (own / "env").write_text("".join(f"export {name}='{value}'\n" for name, value in values.items()))
         async with training(w.by(EU).learner("a")):
             line = await said(here, w)
+            assert "first" not in line
             do = re.search(r"with: (\. syncer/env && isthmus syncer) ", line)
             assert do is not None
             words = do[1].replace("isthmus", f"exec {' '.join(isthmus_command())}")
@@ -80,6 +81,34 @@ async def test_a_signed_run_without_a_syncer(folder: Path, tmp_path: Path) -> No
             finally:
                 process.terminate()
                 await process.wait()
+
+
+@row(
+    "status",
+    "no syncer is heard; … (first the run's owner admits one, since membership … names none: isthmus members add …)",
+    means="The owner has removed the last syncer from the membership: none can start until another one is admitted. A learner "
+    "that hears no syncer says the same.",
+    do="start one with: … (first the run's owner admits one, since membership … names none: isthmus members add … NAME --as "
+    "syncer --public-key FILE.pub --key OWNER_KEY_FILE)",
+    then="Within seconds `… of … learners merge`. The new syncer goes on from the newest commit.",
+    lost=A_GAP,
+)
+async def test_a_signed_run_without_a_syncer_in_its_membership(folder: Path, tmp_path: Path) -> None:
+    (here,) = mine(test_a_signed_run_without_a_syncer_in_its_membership)
+    for who, signer in (("owner", OWNER), ("syncer", SYNC)):
+        write_signer(tmp_path / who, signer, who)
+    async with world(folder, replace(FEW, signer=OWNER)) as w:
+        await admit(w, ("a", L, EU))
+        async with training(w.by(EU).learner("a")):
+            line = await said(here, w)
+            found = re.search(r"isthmus (members add [^)]*)\)", line)
+            assert found is not None
+            files = {"NAME": "new", "FILE.pub": str(tmp_path / "syncer.pub"), "OWNER_KEY_FILE": str(tmp_path / "owner")}
+            code, out = await isthmus(*(files.get(word, word) for word in found[1].split()))
+            assert code == 0, out
+            start = [w.run.url, "--bus", w.bus.url, "--key", str(tmp_path / "syncer")]
+            async with command(folder.parent, "syncer", *start):
+                assert (await well(w)).startswith("1 of 1 learners merge")
 
 
 @row(

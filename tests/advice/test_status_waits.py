@@ -28,6 +28,7 @@ from isthmus.format.records.frame import Blob, Data
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.objects import Source
 from isthmus.format.rules import Pace, Rules
+from isthmus.format.signing.keys import fingerprint
 from isthmus.inspect import live as live_
 from isthmus.inspect.health_summary import Health, health, of_log
 from isthmus.inspect.live import Live
@@ -41,7 +42,7 @@ from isthmus.log.replaced import AFTER_S
 from isthmus.store import Layer
 from isthmus.store.layer import Send
 from isthmus.store.watched import WRITES
-from support.signed import EU, EVERYBODY, EVIL, OWNER, SYNC, US, L, S, admit, agree, seed
+from support.signed import EU, EVERYBODY, EVIL, NORTH, OWNER, SYNC, US, L, S, admit, agree, seed
 from support.world import World, in_virtual_time, newest_commit, seed_of, serving, train, until, world
 
 T = TypeVar("T")
@@ -613,6 +614,43 @@ async def test_a_learner_that_was_expelled(folder: Path) -> None:
                 await admit(w, *EVERYBODY)
                 assert "more is heard" in await said(here, w)
             await over(here, w)
+
+
+@row(
+    "status",
+    "… speaks with the key …, and since membership … its key is …: what it trains is not merged",
+    means="The owner gave the learner another key, and this process began before that. Its messages count for nothing; the "
+    "table shows the learner as silent, or not at all.",
+    do="end it, and start it again with the key … (its folder's env, or --key); if the old key was to stay, … gives it "
+    "back: isthmus members rotate … --member … --public-key FILE.pub --key OWNER_KEY_FILE",
+    then="The learner goes on from its checkpoint, and the sentence goes away.",
+    lost="what it has trained since the owner gave it another key",
+)
+@in_virtual_time
+async def test_a_learner_whose_key_was_replaced(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_learner_whose_key_was_replaced)
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY, ("more", L, EVIL))
+        async with serving(w.by(SYNC).syncer("s-1")), training(w.by(EU).learner("eu")):
+            async with training(agent := w.by(EVIL).learner("more")):
+                await asyncio.sleep(2.0)
+                assert not says(here, await line(w))
+                await admit(w, *EVERYBODY, ("more", L, NORTH))
+                told = await said(here, w)
+                assert "no messages come from more" not in told
+                assert "more joined in the store" not in told
+                assert f"more speaks with the key {fingerprint(EVIL.author)}, and since membership 2" in told
+            await over(here, w)
+            why = (
+                f"since membership 2 the key of more is {fingerprint(NORTH.author)}, and not {fingerprint(EVIL.author)}"
+            )
+            assert f"{why}: nothing that this process trains from now on is merged" in caplog.text
+            assert why in str(agent.summary())
+            assert "rejected a message on learner/more" not in "".join(
+                record.getMessage() for record in caplog.records if record.name == "isthmus.learner.agent"
+            )
+            async with training(w.by(NORTH).learner("more")):
+                await over(here, w)
 
 
 @row(

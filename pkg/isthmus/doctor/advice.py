@@ -45,15 +45,16 @@ FREES = (
     "learners have trained since their last checkpoints is lost then: none can be stored), wait until they have ended, "
     "and isthmus gc {url} --apply{key} --keep 8 --min-age 0 keeps no young objects either"
 )
+_POLICY = "(`isthmus access` writes a policy for each role; if `isthmus create` made this run, run that again)"
 IN_BUCKET = Advice(
     refused="use credentials with s3:GetObject below {url}, and s3:ListBucket (a missing key must be 404, not 403)",
     away="check that a store answers at this address (AWS_ENDPOINT_URL, or endpoint= in the URL)",
     clear="use an address with https:// (AWS_ENDPOINT_URL); AWS_CA_BUNDLE names a file of your own authorities",
     reading="use the role's own credentials, which `isthmus access` writes: s3:GetObject on what is named here, and "
     "s3:ListBucket (a missing key must be 404, not 403)",
-    listing="use credentials with s3:ListBucket below {place} (`isthmus access` writes a policy for each role)",
-    writing="use credentials with s3:PutObject below {place} (`isthmus access` writes a policy for each role)",
-    deleting="use credentials with s3:DeleteObject below {place} (`isthmus access` writes a policy for each role)",
+    listing="use credentials with s3:ListBucket below {place} " + _POLICY,
+    writing="use credentials with s3:PutObject below {place} " + _POLICY,
+    deleting="use credentials with s3:DeleteObject below {place} " + _POLICY,
     creating="use a store that honours it: AWS S3, MinIO, SeaweedFS, R2; a syncer refuses this one",
     slow="find out what limits the way to the store (network, disk); if nothing can be done, create the run with a "
     "smaller codec (int4) or a larger H (--sync-every)",

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -75,6 +76,17 @@ class OpenRound:
     passed: set[str] = field(default_factory=set)
 
 
+class Outdated(NamedTuple):
+    """A learner that still speaks with a key that was its own before."""
+
+    at: float
+    """When a batch with the old key was last received live, on the reader's clock."""
+    key: bytes
+    """The old public key [32 bytes]."""
+    replaced_by: int
+    """The version of the membership that gives the learner another key."""
+
+
 @dataclass(slots=True)
 class BusView:
     """The state of a run that its messages show. Pass every message of the run to `take`."""
@@ -89,6 +101,8 @@ class BusView:
     """When a message of each syncer was last received live, on the reader's clock."""
     strangers: dict[str, float] = field(default_factory=dict)
     """By learner that is no member: when a batch was last received live on its stream, on the reader's clock."""
+    outdated: dict[str, Outdated] = field(default_factory=dict)
+    """By learner: that a process of it still has the key from before a rotation."""
     heads: dict[int, int] = field(default_factory=dict)
     announced: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By fragment: the newest version whose commit was announced live, and when, on the reader's clock."""
@@ -111,11 +125,23 @@ class BusView:
                 self.invalid[error.reason.value] += 1
             learner = learner_of(stream)
             # Without a check of the name, anyone who can write to the bus could report any member here.
-            if learner and at is not None and self.members and self.members.current.member(learner) is None:
-                self.strangers[learner] = at
+            if learner and at is not None and self.members:
+                if self.members.current.member(learner) is None:
+                    self.strangers[learner] = at
+                elif found := self._outdated(self.members, stream, learner, said.body, at):
+                    self.outdated[learner] = found
             return
         for message in messages:
             self._note(message, at)
+
+    def _outdated(self, members: Members, stream: str, learner: str, body: bytes, at: float) -> Outdated | None:
+        """Return whose batch this is if a key signed it that an earlier membership has for the learner; else None."""
+        keys = {m.key: v.version for v in members.versions if (m := v.member(learner))}
+        for key, version in keys.items():
+            with suppress(RecordInvalid):
+                verify_batch(stream, body, self.run, members, version)
+                return Outdated(at, key, version + 1)
+        return None
 
     def _member_until(self, learner: str | None) -> int | None:
         """Return the last version of the membership that named a learner that is expelled; None for any other one."""

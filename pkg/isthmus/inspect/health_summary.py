@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from isthmus.bus import BUSES, in_store, syncer_command
 from isthmus.format.records.keys import MEMBERS, members_key
@@ -20,6 +19,7 @@ from isthmus.inspect.learner_problems import (
     of_lengths,
     of_losses,
     of_manifests,
+    of_outdated,
     of_rejected,
     of_standing,
     of_strangers,
@@ -133,7 +133,11 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
     never = "the newest commits cannot be read" if _unread(status) else "nothing was ever committed"
     last = f"the last commit is of {_clock(written, status.at)}" if written else never
     members = status.hearing.members
-    syncer = partial(syncer_command, run, bus, signed=members is not None and members.signed)
+
+    def syncer(more: str = "") -> str:
+        signed = members is not None and members.signed
+        return syncer_command(run, bus, more, signed=signed) + (members.before_a_syncer if members else "")
+
     if status.bus_error:
         why = status.bus_error.rstrip(".")
         check = "" if "check that" in why else f"check that {run if in_store(bus) else bus} is reachable"
@@ -152,18 +156,24 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
     troubles = {v.name: part for v in judged if (part := _trouble(v, status, run, bus))}
     heard = {name for name, at in status.hearing.strangers.items() if at >= status.live_since}
     strangers = [] if status.members_lost else sorted(heard)  # else a version that is lost may name them
+    old = {name: found for name, found in status.hearing.outdated.items() if found.at >= status.live_since}
+    strange = [*of_strangers(strangers, run, members), *of_outdated(old, run, members)]
     known = [v for v in status.taking_part if v.left is None and v.name not in strangers]
-    silent = _newest_first(known, {v.name for v in known} - status.live - status.elsewhere - status.not_yet)
+    silent = _newest_first(
+        known, {v.name for v in known} - status.live - status.elsewhere - status.not_yet - old.keys()
+    )
     if not known or (not here and not status.syncers_live and len(known) < len(status.taking_part)):
         # The others have left: those that fell silent before did not end the run.
         young = merged_at > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
+        if strange and not status.taking_part:  # somebody trains, and is no member
+            found = Health(False, [])
         damage = of_log(status, run)
         ailing = [
             *of_diverged(status),
             *of_losses(status, run, ended=True),
             *of_untrained(status),
-            *of_strangers(strangers, run, members),
+            *strange,
             *of_manifests(status.turned_away),
         ]
         ailing += of_rejected(status, run)
@@ -176,7 +186,7 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
         return Health(found.ok and not (damage or ailing), parts, found.count)
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
-        room, damage, strange = _of_room(status, run), of_log(status, run), of_strangers(strangers, run, members)
+        room, damage = _of_room(status, run), of_log(status, run)
         nobody = "no process is heard, and none has left"
         if status.bus_refusing:
             why = f"the bus refuses their messages, since {status.bus_refusing.why}"
@@ -250,7 +260,7 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
         *of_losses(status, run, wild),
         *of_untrained(status),
     ]
-    ill += [*of_strangers(strangers, run, members), *_of_clocks(status)]
+    ill += [*strange, *_of_clocks(status)]
     failing = [*room, *stopped, *(() if able else unable), *ill, *(absent if fewer else ()), *fewer]
     unheard = _of_unheard(status, bus)
     if apart := not status.elsewhere.isdisjoint(status.storing):

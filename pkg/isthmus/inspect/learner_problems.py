@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from isthmus.format.records.messages import Heartbeat
 from isthmus.format.records.objects import Input
+from isthmus.format.signing.keys import fingerprint
 from isthmus.inspect import bursts
+from isthmus.inspect.bus_view import Outdated
 from isthmus.inspect.losses import not_fallen, rising
 from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
@@ -105,6 +107,28 @@ def of_strangers(strangers: Sequence[str], run: str, members: Members | None) ->
             do,
         )
     ]
+
+
+def of_outdated(old: Mapping[str, Outdated], run: str, members: Members | None) -> list[Part]:
+    """Return the learners that still speak with a key that was replaced, each with what to do."""
+    found = list[Part]()
+    if members is None:
+        return found
+    now = members.current
+    for name, speaks in sorted(old.items())[:NAMED_MAX]:
+        there = now.member(name)
+        if there is None:
+            continue
+        rotate = f"isthmus members rotate {run} --member {there.name} --public-key FILE.pub --key OWNER_KEY_FILE"
+        found.append(
+            Part(
+                f"{name} speaks with the key {fingerprint(speaks.key)}, and since membership {speaks.replaced_by} its "
+                f"key is {fingerprint(there.key)}: what it trains is not merged",
+                f"end it, and start it again with the key {fingerprint(there.key)} (its folder's env, or --key); if "
+                f"the old key was to stay, {now.decider} gives it back: {rotate}{now.approving}",
+            )
+        )
+    return found
 
 
 def of_manifests(away: Mapping[str, str]) -> list[Part]:

@@ -487,9 +487,10 @@ async def stored_in(log: Log, hearing: BusView) -> Stored:
             lives[learner_in(entry.key)] = max(life, lives.get(learner_in(entry.key), 0))
     for one in expulsions(log.members, lives.keys()):  # nobody hears an expelled learner
         lives.pop(one.learner, None)
+    known = {*hearing.strangers, *hearing.outdated}  # these are heard, though not as members
     young = {learner_in(e.key) for e in entries if incarnation_in(e.key) and now - e.modified < JOINING_S}
     at_work = {learner_in(entry.key) for entry in entries if now - entry.modified < AT_WORK_S}
-    found = {name: life for name, life in lives.items() if name in at_work and name not in hearing.strangers}
+    found = {name: life for name, life in lives.items() if name in at_work and name not in known}
     heard, later = hearing.learners, {name: life for name, life in found.items() if name not in young}
     return Stored(
         {name for name in later if name not in heard},

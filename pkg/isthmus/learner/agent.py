@@ -31,6 +31,7 @@ from isthmus.format.records.messages import (
 )
 from isthmus.format.records.objects import CheckpointHeader
 from isthmus.format.rules import Adoption, Pace, named
+from isthmus.format.signing.keys import fingerprint
 from isthmus.learner import manifest as manifests
 from isthmus.learner import resume
 from isthmus.learner.backend import ArrayBackend, Arrays, LocalBackend
@@ -54,6 +55,7 @@ from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
 from isthmus.log.bus_messages import keep_members, verify_batch
+from isthmus.log.expulsions import removed
 from isthmus.log.holes import ask_heal
 from isthmus.log.membership import Membership
 from isthmus.reasons import Reason
@@ -232,9 +234,9 @@ class LearnerAgent:
         self.uplink.incarnation = await self._claimed.claim(self.history, versions)
         if self.history.alive:
             logger.warning(
-                "another process of the name %s spoke less than %g s ago: if it still runs, it ends now, and what it "
-                "trained since its newest checkpoint is lost; give each process a name of its own (--learner, "
-                "join(learner=…))",
+                "another process of the name %s, or an earlier join in this one, spoke less than %g s ago: if it still "
+                "runs, it ends now, and what it trained since its newest checkpoint is lost; give each a name of its "
+                "own (--learner, join(learner=…))",
                 self.name, self._log.run.pace.silence_s,
             )  # fmt: skip
         self.uplink.resume(self.history)
@@ -244,7 +246,11 @@ class LearnerAgent:
         self._store.vouch()
 
     def _heed(self, now: Membership) -> None:
-        """Log once what a changed charter says against this learner's manifest."""
+        """Log once what a changed membership says against this learner, its key or its manifest."""
+        if why := removed(self._log, self.name):
+            there, again = now.member(self.name), f"or ask {now.decider} to admit it again"
+            do = again if there is None else f"and start it again with the key {fingerprint(there.key)}"
+            logger.error("%s: nothing that this process trains from now on is merged; end it, %s", why, do)
         before, self._objection = self._objection, manifests.objection(now, self.name, self._manifest)
         if self._objection and self._objection != before:
             logger.warning("membership %d: %s", now.version, self._objection)
@@ -420,7 +426,8 @@ class LearnerAgent:
             except RecordInvalid as error:
                 if error.reason == Reason.NOT_A_MEMBER:
                     self._unknown.set()  # The author may have become a member since the last look.
-                if error.reason != Reason.WRONG_RUN:
+                own = stream == learner_stream(self.name) and removed(self._log, self.name)  # `_heed` has said so
+                if error.reason != Reason.WRONG_RUN and not own:
                     logger.warning("rejected a message on %s: %s", stream, error)
                 continue
             for message in messages:

@@ -15,7 +15,7 @@ from isthmus.errors import Denied, Unavailable, told
 from isthmus.format.records.fields import WAITING_MAX
 from isthmus.format.records.messages import PARTS, Announce, Heartbeat, Leave, Pass, Progress
 from isthmus.format.records.objects import work_of
-from isthmus.format.rules import MemberRole, Pace
+from isthmus.format.rules import Pace
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.downlink import Downlink
 from isthmus.learner.incarnation import Incarnation
@@ -23,7 +23,7 @@ from isthmus.learner.ledger import weigh
 from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
-from isthmus.log.expulsions import expulsions
+from isthmus.log.expulsions import removed
 from isthmus.log.fork_detection import UNSAID
 from isthmus.reasons import GOES_ON, REJECTED, UNHEARD, Reason
 from isthmus.runtime.clock import Runtime
@@ -75,7 +75,7 @@ class Reporter:
         self._left_at: float | None = None
         self._run = log.run
         self._members = log.members
-        self._signer = log.signer
+        self._log = log
         self._name = name
         self._runtime = runtime
         self._pace = pace
@@ -244,6 +244,7 @@ class Reporter:
             silent_s = now - max(self.syncer_heard_at, self._deaf_at)
             what, theirs = UNHEARD, "(--bus, ISTHMUS_BUS, join(bus=…))"
             start = syncer_command(self._edge.url, self._bus.url, signed=self._members.signed)
+            start += self._members.before_a_syncer
             remedy = f"if one runs, use its bus {theirs}; else start one: {start}"
             since = self._runtime.wall() - silent_s + MISSED_BEATS * self._pace.heartbeat_s
             if not any(known.version for known in self.downlink.known):
@@ -261,7 +262,7 @@ class Reporter:
         unmerged = self.uplink.unmerged
         if unmerged.rejected_for == Reason.STALE:  # what waited for an outage to end comes too late, and no later work
             unmerged = replace(unmerged, step=max(unmerged.step, self._hindered_step))
-        if not self._is_member:  # commits do not list what syncers reject before they look at it
+        if self._removed:  # commits do not list what syncers reject before they look at it
             unmerged = replace(unmerged, rejected_for=Reason.NOT_A_MEMBER)
         dry = unmerged.trouble(now, step, period)
         if dry is None:
@@ -274,11 +275,8 @@ class Reporter:
         return [*found, (min(for_s, now - hindered_at), what, remedy)]
 
     @property
-    def _is_member(self) -> bool:
-        """Whether the newest membership known here still names this learner with its key."""
-        if self._signer is None or not self._members.signed:
-            return True
-        return self._members.current.permits(self._signer.author, (MemberRole.LEARNER,), self._name)
+    def _removed(self) -> str:
+        return removed(self._log, self._name)
 
     @property
     def _kept_to(self) -> int:
@@ -301,7 +299,7 @@ class Reporter:
             processed_before=self.first_tokens,
             loss=None if self.boundary is None else self.boundary.loss,
             risen=None if self.boundary is None else self.boundary.risen,
-            expelled=next(map(str, expulsions(self._members, [self._name])), ""),
+            expelled=self._removed,
             rejected_for=self.uplink.unmerged.rejected_for,
             first_after=0 if at is None or self.uplink.unmerged.announced else math.ceil(at.first_due),
             unanswered=sum(

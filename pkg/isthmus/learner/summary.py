@@ -55,7 +55,7 @@ class Summary:
     trouble: str
     """What keeps the learner's work from being merged now, or empty."""
     expelled: str = ""
-    """When and by which version of the membership the learner was expelled, or empty."""
+    """By which version of the membership the learner was expelled, or got another key; empty if neither."""
     rejected_for: str = ""
     """For what the newest update was rejected since one was merged, or empty."""
     unanswered: float = 0.0

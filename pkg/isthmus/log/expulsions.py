@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isthmus.format.rules import MemberRole
+from isthmus.format.signing.keys import fingerprint
+from isthmus.log.commits import Log
 from isthmus.log.membership import Members
 
 
@@ -34,3 +36,18 @@ def expulsions(members: Members, learners: Iterable[str]) -> list[Expulsion]:
             removed = members.versions[named[-1] + 1]
             found.append(Expulsion(name, removed.version, removed.written_at))
     return sorted(found, key=lambda one: (-one.version, one.learner))
+
+
+def removed(log: Log, learner: str) -> str:
+    """Return since when the newest membership known here does not name this process's learner, or not with its key.
+
+    Empty while it does, and in a run without signatures.
+    """
+    now, signer = log.members.current, log.signer
+    if not log.members.signed or signer is None or now.permits(signer.author, (MemberRole.LEARNER,), learner):
+        return ""
+    there = now.member(learner)
+    if there is None:
+        return next(map(str, expulsions(log.members, [learner])), "")
+    mine, given = fingerprint(signer.author), fingerprint(there.key)
+    return f"since membership {now.version} the key of {learner} is {given}, and not {mine}"

@@ -58,7 +58,7 @@ ADOPTED_MAX = 3
 
 RESTORE = (
     "restore that object from a backup, or go on in a new run from the newest version that can be exported "
-    "(`isthmus export`, then `isthmus init --from`)"
+    "(`isthmus export --version N`, then `isthmus init --from`)"
 )
 
 MAKE_AGAIN = (

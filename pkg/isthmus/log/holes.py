@@ -47,8 +47,8 @@ _IN_MEMORY = (
     "stopped with SIGTERM, and the run goes on from that; if none does, "
 )
 IN_A_NEW_RUN = (
-    f"{_IN_MEMORY}go on in a new run from the newest version that can be exported (`isthmus export`, then `isthmus "
-    "init --from`)"
+    f"{_IN_MEMORY}go on in a new run from the newest version that can be exported (`isthmus export --version "
+    "N`, then `isthmus init --from`)"
 )
 """The advice for a commit that is missing before others."""
 

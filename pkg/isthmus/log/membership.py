@@ -211,6 +211,17 @@ class Members:
         """Return the version that a verified commit names; in an unsigned run, which has no members, version 0."""
         return self.versions[version if self.signed else 0]
 
+    @property
+    def before_a_syncer(self) -> str:
+        """What is to be done before a syncer can start, in parentheses after a space; empty if a member is one."""
+        now = self.current
+        if not self.signed or any(m.role == Role.SYNCER for m in now.members):
+            return ""
+        return (
+            f" (first {now.decider} admits one, since membership {now.version} names none: "
+            f"{_add(self.run.url, None, Role.SYNCER)}{now.approving})"
+        )
+
     def said(self, version: int, by: str) -> bool:
         """Note the version that another process says, in a signed message, that it knows; return whether it is newer
         than the newest one known here."""
