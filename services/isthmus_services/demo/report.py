@@ -10,13 +10,23 @@ from rich.table import Table
 
 from isthmus.format.records.messages import PARTS
 from isthmus_services.demo.fleet import CALM_PERIODS
-from isthmus_services.demo.judge import WHOLE_STEPS, Point
+from isthmus_services.demo.judge import CURVE_EVERY, WHOLE_STEPS, Point
 from isthmus_services.output.report import save
 from isthmus_services.output.view import clips, rejections
 
 
-def plot(path: Path, global_points: list[Point], single_points: list[Point], learners: int, title: str) -> None:
-    """Draw held-out loss against tokens per learner: in both curves, the same x means the same steps and time."""
+def plot(
+    path: Path,
+    global_points: list[Point],
+    single_points: list[Point],
+    ends: tuple[float, float],
+    learners: int,
+    title: str,
+) -> None:
+    """Draw held-out loss against tokens per learner: in both curves, the same x means the same steps and time.
+
+    `ends`: the last loss of each curve on all windows, as the table has it.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -30,7 +40,7 @@ def plot(path: Path, global_points: list[Point], single_points: list[Point], lea
         marker="s",
         markersize=3,
         color="tab:gray",
-        label="one learner alone on its shard",
+        label=f"one learner alone on its shard (at its end {ends[1]:.4f} on all windows)",
     )
     axes.plot(
         [p.tokens / learners / 1e3 for p in global_points],
@@ -38,14 +48,14 @@ def plot(path: Path, global_points: list[Point], single_points: list[Point], lea
         marker="o",
         markersize=3,
         color="tab:blue",
-        label=f"global model of {learners} learners",
+        label=f"global model of {learners} learners (at its end {ends[0]:.4f} on all windows)",
     )
     # The y axis leaves out the first drop, from noise to letters: it would flatten the rest of the curves.
     later = [p.loss for p in (*global_points[1:], *single_points[1:])]
     if later:
         axes.set_ylim(min(later) - 0.05, max(later) + 0.15)
     axes.set_xlabel("thousand tokens per learner")
-    axes.set_ylabel("held-out loss, nats per byte")
+    axes.set_ylabel(f"loss on every {CURVE_EVERY}th held-out window, nats per byte")
     axes.set_title(title)
     total = axes.secondary_xaxis(
         "top", functions=(lambda x: np.asarray(x) * learners, lambda x: np.asarray(x) / learners)

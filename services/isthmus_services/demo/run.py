@@ -227,7 +227,8 @@ async def _judge(
     single_loss = held_out_loss(alone, held_out)
     watch.enter(DRAWING)
     title = f"Isthmus demo: {a.learners} learners, {len(commits)} commits, {len(fleet.kills)} kills"
-    report.plot(out / "loss.png", global_points, single_points, a.learners, title)
+    ends = global_loss, single_loss
+    report.plot(out / "loss.png", global_points, single_points, ends, a.learners, title)
     rows = judge.recoveries(fleet.kills, commits)
     per_fragment = [0] * len(log.run.layout.fragments)
     for commit in commits:
