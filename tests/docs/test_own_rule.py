@@ -56,7 +56,13 @@ def test_a_rule_of_ones_own_is_compared_in_the_lab(tmp_path: Path) -> None:
         assert name in compared
     assert "difference: the loss less that of «4 learners: iso by default»" in " ".join(compared.split())
     found = json.loads((tmp_path / "my.json").read_text())
-    assert found["summary"].keys() == {"iso", "mean", "agreed", "agreed, outer rate 0.7"}
+    assert found["summary"].keys() == {
+        "iso",
+        "iso, outer rate 0.8",
+        "mean",
+        "agreed",
+        "agreed, outer rate 0.7",
+    }
     assert {d["baseline"] for d in found["differences"].values()} == {"iso"}
     assert {len(d["by_seed"]) for d in found["differences"].values()} == {3}
     assert all(2.0 < row["val_loss"] < 5.0 for row in found["rows"])
