@@ -29,6 +29,9 @@ SMALL = 4096
 SAMPLE = 1 << 15
 """Parameters, spread over the tensor, in the sample on which the step is chosen."""
 
+BLOCKS = PIECE // kernels.NORM_BLOCK
+"""Blocks of a norm in a piece."""
+
 _WRONG = {
     kernel.SHORT: "fewer bytes than it says",
     kernel.HEADER: "no header of a packed tensor",
@@ -73,12 +76,21 @@ class Rate(Codec):
         return int(size)
 
     def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
-        """Choose the step on a sample, quantise every parameter, count the symbols, and code each piece."""
+        """Measure x, choose the step on a sample, quantise every parameter, count the symbols, and code each piece."""
         n = x.size
         if n < SMALL:
             return self._small.encode(x, out)
         pieces = base.pieces(n)
-        norm, largest = kernels.norm(x), kernel.largest(x)
+        tops, squares = np.empty(pieces), np.empty(-(-n // kernels.NORM_BLOCK))
+
+        def measure(first: int, last: int) -> None:
+            for p in range(first, last):
+                part = x[p * PIECE : (p + 1) * PIECE]
+                kernels.squares(part, squares[p * BLOCKS : (p + 1) * BLOCKS])
+                tops[p] = kernel.largest(part)
+
+        compute.share(measure, pieces, SHARE)
+        norm, largest = kernels.norm_of(squares), float(tops.max())
         every = max(1, n // SAMPLE)
         step = kernel.choose_step(x, norm / math.sqrt(n), largest, self.bits, kernels.BLOCK, every, pieces)
         inverse = np.float32(1.0 / step if step else 0.0)
@@ -104,10 +116,10 @@ class Rate(Codec):
         streams: list[U8] = [np.empty(0, np.uint8)] * pieces
 
         def stream(first: int, last: int) -> None:
+            room = np.empty(3 * min(n, PIECE) // 4 + 2 * kernel.LANES + 1, "<u2")
             for p in range(first, last):
                 part = symbols[p * PIECE : (p + 1) * PIECE]
-                room = np.empty(3 * part.size // 4 + 2 * kernel.LANES + 1, "<u2")
-                streams[p] = room[kernel.encode(part, table, room) :].view(np.uint8)
+                streams[p] = room[kernel.encode(part, table, room) :].view(np.uint8).copy()
 
         compute.share(stream, pieces, SHARE)
         at = kernel.header_size(levels, pieces)

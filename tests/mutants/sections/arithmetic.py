@@ -299,8 +299,8 @@ MUTANTS = [
         row("signs-cost-nothing", "+ (total - counts[0])) / total, top", ") / total, top"),
         row("levels-beyond-the-last-wrap", "least = largest / LEVELS", "least = 0.0"),
         row("rare-symbols-have-no-place", "out[s] = max(1, counts[s] * TOTAL // n)", "out[s] = counts[s] * TOTAL // n"),
-        row("a-stream-may-end-anywhere", "return OK if at == stop and a == _LOW", "return OK if a == _LOW"),
-        row("states-may-end-anywhere", "and a == _LOW and b == _LOW and c == _LOW and d == _LOW else", "else"),
+        row("a-stream-may-end-anywhere", "return OK if at == stop and a == low", "return OK if a == low"),
+        row("states-may-end-anywhere", "and a == low and b == low and c == low and d == low else", "else"),
         row("negative-centroids", ">> 23) >= 0xFF:", ">> 23) & 0xFF == 0xFF:"),
         row(
             "tables-of-any-sum",

@@ -26,6 +26,7 @@ TOTAL = 1 << TABLE_BITS
 LANES = 4
 _LOW = 1 << 15  # A state is at least this and below 2³¹; writing or reading one word brings it back into that range.
 
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 _U64: Any = np.uint64  # A loop whose index could be negative is not vectorised.
 
 _STEPS, _ROOT = 32, 1.0218971486541166  # Candidate steps in an octave, and the ratio of two neighbours.
@@ -56,23 +57,27 @@ def _log2(v: float) -> float:
 def largest(x: F32) -> float:
     """Return the largest magnitude in finite x [n]."""
     bits = x.view(np.int32)
-    found = np.zeros(1, np.int32)
-    for i in range(bits.size):  # Without their signs, numbers have the order of their bits.
-        found[0] = max(found[0], bits[i] & np.int32(0x7FFFFFFF))
+    top = np.int32(0)
+    for i in range(_U64(bits.size)):  # Without their signs, numbers have the order of their bits.
+        magnitude = bits[i] & _MAGNITUDE
+        top = magnitude if magnitude > top else top
+    found = np.empty(1, np.int32)
+    found[0] = top
     return np.float64(found.view(np.float32)[0])
 
 
 @kernel
 def _entropy(x: F32, block: int, every: int, inverse: np.float32, counts: I64) -> tuple[float, int]:
     """Return the bits per parameter that the levels of blocks 0, every, 2 every, … of x take, and the largest level."""
-    counts[:] = 0
+    # Four tables take turns, so that additions to the same level do not wait for one another.
+    tables = np.zeros((4, LEVELS + 1), np.int64)
     n = 0
     for start in range(0, x.size, block * every):
         stop = min(start + block, x.size)
-        for i in range(start, stop):
-            level = int(abs(x[i]) * inverse + ROUNDING)
-            counts[min(level, LEVELS)] += 1
+        for i in range(_U64(start), _U64(stop)):
+            tables[i & _U64(3), min(int(abs(x[i]) * inverse + ROUNDING), LEVELS)] += 1
         n += stop - start
+    counts[:] = tables[0] + tables[1] + tables[2] + tables[3]
     bits = 0.0
     top = 0
     for level in range(LEVELS + 1):
@@ -328,70 +333,76 @@ def decode(data: U8, n: int, piece: int, number: int, out: F32) -> int:
         return OK
     # For each slot: its symbol's frequency (high bits) and its place among the symbol's slots (low bits), and the value
     # that the symbol decodes to.
-    entries, values = np.empty(TOTAL, np.int64), np.empty(TOTAL, np.float32)
-    one = np.zeros(1, np.uint32)
-    slot = 0
+    entries, values = np.empty(TOTAL, np.uint32), np.empty(TOTAL, np.float32)
+    found = np.zeros(1, np.uint32)
+    slots = 0
     for s in range(2 * levels + 1):
-        one[0] = np.uint32(_number(data, 4 + 4 * ((s + 1) // 2), 4)) if s > 0 else np.uint32(0)
-        centroid = one.view(np.float32)[0] if s % 2 == 1 else -one.view(np.float32)[0]
+        found[0] = np.uint32(_number(data, 4 + 4 * ((s + 1) // 2), 4)) if s > 0 else np.uint32(0)
+        centroid = found.view(np.float32)[0] if s % 2 == 1 else -found.view(np.float32)[0]
         f = _number(data, 8 + 4 * levels + 2 * s, 2)
         for place in range(f):
-            entries[slot] = f << TABLE_BITS | place
-            values[slot] = centroid if s > 0 else np.float32(0.0)
-            slot += 1
+            entries[slots] = f << TABLE_BITS | place
+            values[slots] = centroid if s > 0 else np.float32(0.0)
+            slots += 1
     pieces = (n + piece - 1) // piece
     first = header_size(levels, pieces)
-    at = first
+    start = first
     for p in range(number):
-        at += _number(data, first - 4 * pieces + 4 * p, 4)
-    stop = at + _number(data, first - 4 * pieces + 4 * number, 4)
-    a, b, c, d = _number(data, at, 4), _number(data, at + 4, 4), _number(data, at + 8, 4), _number(data, at + 12, 4)
-    if min(a, b, c, d) < _LOW or max(a, b, c, d) >= 1 << 31:
+        start += _number(data, first - 4 * pieces + 4 * p, 4)
+    stop = _U64(start + _number(data, first - 4 * pieces + 4 * number, 4))
+    one, two, byte, word, bits = _U64(1), _U64(2), _U64(8), _U64(16), _U64(TABLE_BITS)
+    low, mask = _U64(_LOW), _U64(TOTAL - 1)
+    a, b = _U64(_number(data, start, 4)), _U64(_number(data, start + 4, 4))
+    c, d = _U64(_number(data, start + 8, 4)), _U64(_number(data, start + 12, 4))
+    if min(a, b, c, d) < low or max(a, b, c, d) >= _U64(1 << 31):
         return STREAM
-    at += 4 * LANES
-    mask, done = TOTAL - 1, 0
-    for i in range(0, out.size, LANES):
-        if at + 2 * LANES > stop or i + LANES > out.size:
-            break
+    at, i = _U64(start + 4 * LANES), _U64(0)
+    # Numbers without a sign, and a loop of this form: with others, numba's code takes up to twice as long.
+    while i + _U64(LANES) <= _U64(out.size) and at + _U64(2 * LANES) <= stop:
         slot = a & mask
+        entry = _U64(entries[slot])
         out[i] = values[slot]
-        a = (entries[slot] >> TABLE_BITS) * (a >> TABLE_BITS) + (entries[slot] & mask)
-        if a < _LOW:
-            a = a << 16 | data[at] | np.int64(data[at + 1]) << 8
-            at += 2
+        a = (entry >> bits) * (a >> bits) + (entry & mask)
+        short = a < low
+        a = a << word | _U64(data[at]) | _U64(data[at + one]) << byte if short else a
+        at += two if short else _U64(0)
         slot = b & mask
-        out[i + 1] = values[slot]
-        b = (entries[slot] >> TABLE_BITS) * (b >> TABLE_BITS) + (entries[slot] & mask)
-        if b < _LOW:
-            b = b << 16 | data[at] | np.int64(data[at + 1]) << 8
-            at += 2
+        entry = _U64(entries[slot])
+        out[i + one] = values[slot]
+        b = (entry >> bits) * (b >> bits) + (entry & mask)
+        short = b < low
+        b = b << word | _U64(data[at]) | _U64(data[at + one]) << byte if short else b
+        at += two if short else _U64(0)
         slot = c & mask
-        out[i + 2] = values[slot]
-        c = (entries[slot] >> TABLE_BITS) * (c >> TABLE_BITS) + (entries[slot] & mask)
-        if c < _LOW:
-            c = c << 16 | data[at] | np.int64(data[at + 1]) << 8
-            at += 2
+        entry = _U64(entries[slot])
+        out[i + two] = values[slot]
+        c = (entry >> bits) * (c >> bits) + (entry & mask)
+        short = c < low
+        c = c << word | _U64(data[at]) | _U64(data[at + one]) << byte if short else c
+        at += two if short else _U64(0)
         slot = d & mask
-        out[i + 3] = values[slot]
-        d = (entries[slot] >> TABLE_BITS) * (d >> TABLE_BITS) + (entries[slot] & mask)
-        if d < _LOW:
-            d = d << 16 | data[at] | np.int64(data[at + 1]) << 8
-            at += 2
-        done = i + LANES
+        entry = _U64(entries[slot])
+        out[i + _U64(3)] = values[slot]
+        d = (entry >> bits) * (d >> bits) + (entry & mask)
+        short = d < low
+        d = d << word | _U64(data[at]) | _U64(data[at + one]) << byte if short else d
+        at += two if short else _U64(0)
+        i += _U64(LANES)
     # The stream may have fewer than four words left, so each read is checked from here on.
-    for i in range(done, out.size):
-        x = (a, b, c, d)[i % LANES]
+    for j in range(int(i), out.size):
+        x = (a, b, c, d)[j % LANES]
         slot = x & mask
-        out[i] = values[slot]
-        x = (entries[slot] >> TABLE_BITS) * (x >> TABLE_BITS) + (entries[slot] & mask)
-        if x < _LOW:
-            if at + 2 > stop:
+        entry = _U64(entries[slot])
+        out[j] = values[slot]
+        x = (entry >> bits) * (x >> bits) + (entry & mask)
+        if x < low:
+            if at + two > stop:
                 return STREAM
-            x = x << 16 | data[at] | np.int64(data[at + 1]) << 8
-            at += 2
-        lane = i % LANES
+            x = x << word | _U64(data[at]) | _U64(data[at + one]) << byte
+            at += two
+        lane = j % LANES
         a, b, c, d = x if lane == 0 else a, x if lane == 1 else b, x if lane == 2 else c, x if lane == 3 else d
-    return OK if at == stop and a == _LOW and b == _LOW and c == _LOW and d == _LOW else STREAM
+    return OK if at == stop and a == low and b == low and c == low and d == low else STREAM
 
 
 @kernel
