@@ -533,7 +533,7 @@ def test_a_plan_says_without_being_asked_how_data_parallel_does(
         assert words in shown
         assert (json.loads(said.read_text())["times_data_parallel_across_links"] > 1.05) == better
         assert "matrices of a typical transformer, " in shown
-        assert "egress not known without --islands" in shown
+        assert "egress not known, since no learner has a region (--islands)" in shown
         assert ("pass each learner --checkpoint " in shown) == better
 
 

@@ -58,7 +58,8 @@ def test_what_is_left_out_suits_what_is_given(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("learner = 4", "my.toml: there is no field learner: did you mean learners?"),
-        ("shape = {widht = 4}", "my.toml: shape: there is no field widht: did you mean width?"),
+        ("shape = {widht = 4}", "my.toml: shape: there is no field widht: it has width, "),
+        ("[cases.a.failures]\nmean_s = 5", "there is no field mean_s: it has every_s, "),
         ("[cases.a]\nsync_evry = 4", "my.toml [cases.a]: there is no field sync_evry: did you mean sync_every?"),
         ("shape = 4", "my.toml: shape 4: must be a table of width, layers, heads, experts"),
         ("failures = {repair_s = 1.0}", "my.toml: failures: every_s is missing"),

@@ -7,7 +7,7 @@ import random
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -369,7 +369,7 @@ def test_a_period_that_is_lengthened_to_its_most_is_chosen_beside_the_shortest_t
     found = planned()
     assert found.period == LONGEST * found.rules.sync_every
     (why,) = (choice.reason for choice in found.choices if choice.name == "sync_every")
-    named = re.search(r"the shortest that it would keep is (\d+), which learns", why)
+    named = re.search(r"the shortest that is tried and that it would keep is (\d+), which learns", why)
     assert bool(named) == kept, why
     if named is None:
         assert f"it would lengthen any period of up to {PERIODS[-1]} steps, the longest that is tried" in why
@@ -550,6 +550,74 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Return the output in one line, without the rules of tables: cells of several lines are read whole."""
     assert main(["plan", "--details", *words]) == 0
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_two_codecs_that_are_given_are_compared_with_what_is_taken_without_both(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each alone cost nothing here, and both together half of what is learnt."""
+    words = ("--params", "1e8", "--learners", "64", "--gpus", "64", "--step-seconds", ".2", "--latency", ".3")
+    words += ("--up", "50Mbit/s", "--down", "50Mbit/s")
+    both = shown(capsys, *words, "--codec", "bf16", "--codec-down", "bf16")
+    found = re.search(
+        r"--codec bf16 --codec-down bf16 are kept as you asked; without them the plan would learn ([0-9.]+)% more per "
+        r"dollar \(extrapolated\), by --codec (\S+) --codec-down (\S+)", both
+    )  # fmt: skip
+    assert found is not None, both
+
+    def per_usd(*more: str) -> float:
+        of = re.search(r"([0-9,.]+) per dollar; of all", shown(capsys, *words, *more))
+        assert of is not None
+        return float(of[1].replace(",", ""))
+
+    free, given = per_usd(), per_usd("--codec", "bf16", "--codec-down", "bf16")
+    assert free / given == pytest.approx(1.0 + float(found[1]) / 100.0, abs=2e-3)
+    assert "is kept as you asked" not in shown(capsys, *words, "--codec", found[2], "--codec-down", found[3])
+
+
+def test_it_is_said_where_one_learner_alone_learns_more(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--params", "7e9", "--learners", "2", "--up", "5Mbit/s", "--down", "5Mbit/s")
+    plain = shown(capsys, *words)
+    said = re.search(r"it does not pay over these links: one learner alone learns ([0-9.]+) times as much a day", plain)
+    assert said is not None
+    assert "it pays" not in plain
+    compared = shown(capsys, *words, "--compare")
+    also = re.search(r"it does not pay: at most ([0-9.]+) times it, for ([0-9.]+) times the dollars", compared)
+    assert also is not None
+    assert float(said[1]) * float(also[1]) == pytest.approx(1.0, abs=0.01)
+    assert compared.index("compared with one island alone") < compared.index("decoupled: H ="), "below the table"
+    assert "does not pay" not in shown(capsys, "--params", "1e9", "--learners", "4", "--up", "1", "--down", "1")
+
+
+def test_links_that_cannot_carry_the_model_get_no_figures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["plan", "--params", "1e9", "--learners", "4", "--up", "1kbit/s", "--down", "1kbit/s"]
+    for more in ([], ["--compare"]):
+        assert main([*words, *more, "--json", str(tmp_path / "plan")]) == 1
+        out = " ".join(capsys.readouterr().out.split())
+        assert "there is no plan: the links of learner cannot carry this model at any settings that are tried" in out
+        assert "isthmus init" not in out
+        assert "tokens merged" not in out
+        assert json.loads((tmp_path / "plan").read_text())["init"] is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "field"),
+    [
+        ("--learners", "3", "count"), ("--gpus", "96", "gpus"), ("--up", "10", "up_gbit_s"), ("--down", "10", "down_gbit_s"),
+        ("--latency", "0.5", "latency_s"), ("--step-seconds", "9", "step_s"), ("--mtbf-hours", "3", "mtbf_hours"),
+        ("--restart", "900", "restart_s"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_a_file_of_learners_would_hide_is_refused(
+    flag: str, value: str, field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "islands.toml"
+    path.write_text("params = 1e8\n[[learner]]\nname = 'a'\ncount = 2\nup_gbit_s = '200Mbit/s'\n")
+    assert main(["plan", "--islands", str(path), flag, value]) == 2
+    assert f"leave {flag} out, and write {field} in the [[learner]] tables" in capsys.readouterr().err
+    assert field in {f.name for f in fields(Island)}
+    assert main(["plan", "--islands", str(path)]) == 0
+    assert "200 Mbit/s up" in capsys.readouterr().out
 
 
 def test_the_table_is_brief_without_details(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from isthmus_lab.forecast.compare import (
     DECOUPLED,
     ONE_PLACE,
     Comparison,
+    Way,
     compare,
 )
 from isthmus_lab.forecast.island import START_S, Island
@@ -52,6 +53,9 @@ from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import shared
 from isthmus_services.settings.prices import prices_of
 from isthmus_services.settings.tables import converted, read_table
+
+LEARNERS = 8
+"""Equal learners if neither `--learners` nor a file says how many."""
 
 GPUS = 8
 """GPUs of each learner if `--gpus` is not given."""
@@ -127,6 +131,13 @@ def run(arguments: settings_classes.Plan) -> int:
         console.print(_links(island), highlight=False)
         if arguments.compare:
             console.print(_compute(island, params, tokens), highlight=False)
+    if overloaded := [f.island.name for f in found.forecasts if max(f.up_load, f.down_load) > 1.0]:
+        for warning in found.warnings:
+            console.print(f"warning: {warning}", style="yellow", highlight=False)
+        given = "with the settings that you gave" if fixed != Fixed() else "at any settings that are tried"
+        console.print(f"there is no plan: the links of {', '.join(overloaded)} cannot carry this model {given}")
+        write_json(_finite(report | {"init": None, "assumed": assumed}), arguments.json)
+        return 1
     if arguments.compare:
         if arguments.step_tokens is None:
             assumed.append(f"{STEP_TOKENS:g} tokens in a learner's step (--step-tokens)")
@@ -342,7 +353,7 @@ _FLAGS = {
     "latency_s": "--latency",
     "mtbf_hours": "--mtbf-hours",
     "restart_s": "--restart",
-    "gpus": "--gpus, of one learner,",
+    "gpus": "--gpus",
 }
 """The flags that describe equal learners, by the field of `Island` that each sets."""
 
@@ -353,6 +364,7 @@ def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: li
         if arguments.step_seconds is None:
             assumed.append("1 s a step (--step-seconds)")
         plain = Island(name="learner")
+        learners = arguments.learners or LEARNERS
         links = {"up": plain.up_gbit_s, "down": plain.down_gbit_s}
         for name, usual in links.items():
             if (given := getattr(arguments, name)) is None:
@@ -368,16 +380,16 @@ def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: li
         gpus = GPUS
         if arguments.gpus is None:
             assumed.append(f"{GPUS} GPUs a learner (--gpus)")
-        elif arguments.gpus % arguments.learners:
+        elif arguments.gpus % learners:
             raise InputError(
                 f"--gpus {arguments.gpus}: cannot be divided equally among "
-                f"{arguments.learners} learners; describe unequal learners in a file (--islands)"
+                f"{learners} learners; describe unequal learners in a file (--islands)"
             )
         else:
-            gpus = arguments.gpus // arguments.learners
+            gpus = arguments.gpus // learners
         same = Island(
             name="learner",
-            count=arguments.learners,
+            count=learners,
             step_s=1.0 if arguments.step_seconds is None else arguments.step_seconds,
             up_gbit_s=links["up"],
             down_gbit_s=links["down"],
@@ -387,6 +399,13 @@ def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: li
             gpus=gpus,
         )
         return [same.check(_FLAGS)]
+    for field, flag in _FLAGS.items():
+        name = flag.lstrip("-").replace("-", "_")
+        if getattr(arguments, name) is not None:
+            raise InputError(
+                f"{flag} describes equal learners, and {arguments.islands} describes each: leave {flag} out, and write "
+                f"{field} in the [[learner]] tables of the file"
+            )
     unknown = sorted(file.keys() - {"params", "store_region", "learner"})
     if unknown:
         raise InputError(
@@ -395,7 +414,9 @@ def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: li
     tables = file.get("learner")
     if not isinstance(tables, list) or not tables:
         raise InputError(f"{arguments.islands}: has no [[learner]] tables")
-    found = [converted(table, Island, f"{arguments.islands}, learner {n + 1}") for n, table in enumerate(tables)]
+    found = [
+        converted(_rated(table), Island, f"{arguments.islands}, learner {n + 1}") for n, table in enumerate(tables)
+    ]
     plain = Island(name="learner")
     for name, what in (
         ("step_s", "1 s a step"),
@@ -415,6 +436,18 @@ def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: li
     fails = [(i, table) for i, table in zip(found, tables, strict=True) if not math.isinf(i.mtbf_hours)]
     if silent := [i.name for i, table in fails if "restart_s" not in table]:
         assumed.append(f"{START_S:g} s to start after a failure of {', '.join(silent)} (restart_s)")
+    return found
+
+
+def _rated(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a learner's table with rates that have a unit in Gbit/s. Raises `InputError` that names the field."""
+    found = dict(table)
+    for name in ("up_gbit_s", "down_gbit_s"):
+        if isinstance(given := table.get(name), str):
+            try:
+                found[name] = rates.gbit_s(given)
+            except InputError as error:
+                raise InputError(f"learner {table.get('name', '')}: {name} {error}") from None
     return found
 
 
@@ -500,7 +533,9 @@ def _show(found: Plan, *, details: bool) -> None:
     known = any(f.island.region for f in found.forecasts)
     sent_gb = day["egress_sent_gb"]
     across = f"{sent_gb:,.0f} GB sent and {day['egress_gb'] - sent_gb:,.0f} GB received between regions"
-    egress = f"${day['egress_usd']:,.2f} for {across}" if known else "not known without --islands"
+    egress = (
+        f"${day['egress_usd']:,.2f} for {across}" if known else "not known, since no learner has a region (--islands)"
+    )
     priced = f", {found.per_usd:.4g} per dollar" if day["gpu_usd"] else ""
     console.print(
         f"all learners together learn as much in a second as {found.learnt:.4g} of their steps do in data parallel"
@@ -551,9 +586,19 @@ def _times(beside: Comparison) -> float:
     return beside.way(DECOUPLED).learnt / beside.way(ACROSS).learnt
 
 
+def _times_more(one: Way, than: Way) -> str:
+    return f"{one.learnt / than.learnt:.3g} times" if than.learnt else "infinitely many times"
+
+
 def _beside_data_parallel(beside: Comparison) -> str:
-    """Return how the plan compares with data parallel across the same links, in a sentence."""
-    times = _times(beside)
+    """Return how the plan compares with data parallel across the same links, and with one learner, in a sentence."""
+    times, ours, alone = _times(beside), beside.way(DECOUPLED), beside.way(ALONE)
+    if ours.learnt <= alone.learnt:
+        return (
+            f"it does not pay over these links: one learner alone learns {_times_more(alone, ours)} as much a day as "
+            f"the plan; at parity the plan would learn {beside.most / alone.learnt:.3g} times as much as one learner "
+            "(--compare says more)"
+        )
     if times < WELL_AHEAD:
         return (
             f"data parallel across these links does as well or better: the plan learns {times:.2f} times as much a day "
@@ -664,13 +709,29 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], f
     table.add_row("learnt per dollar", *(f"{w.per_usd:.3g}" if w.usd else "free" for w in ways))
     console.print(table)
     ours, rules = beside.way(DECOUPLED), found.rules
+
+    def say(words: str) -> None:
+        console.print(words, highlight=False)
+
+    if learners > 1:
+        say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(found, beside)}")
+        times = ours.learnt / beside.way(ACROSS).learnt
+        say(f"compared with data parallel across the links ({times:.3g} times it): {_pays_links(beside)}")
+        if beside.ring_step_s > RING_SAID * beside.way(ACROSS).step_s:
+            across_s = beside.way(ACROSS).step_s
+            say(
+                f"in a ring, {2 * (learners - 1)} latencies one after the other, a step across the links would take "
+                f"{beside.ring_step_s:.3g} s instead of {across_s:.3g} s, and decoupled would learn "
+                f"{times * beside.ring_step_s / across_s:.3g} times as much"
+            )
+        say(
+            f"compared with one island alone, in batches of 1/{learners} of the tokens, which teach more per token: "
+            + _pays_alone(beside)
+        )
     f = found.forecasts
     kept = sum(x.kept * x.island.count for x in f) / sum(x.island.count for x in f)
 
     asked = f" (lengthened from {rules.sync_every})" if found.period > rules.sync_every else ""
-
-    def say(words: str) -> None:
-        console.print(words, highlight=False)
 
     say(
         f"decoupled: H = {found.period}{asked}, P = {rules.fragments}, {rules.merge}, {kept:.0%} of tokens merged, "
@@ -696,27 +757,21 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], f
         say(line)
     for tie in found.ties:
         say(tie)
-    say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(found, beside)}")
-    times = ours.learnt / beside.way(ACROSS).learnt
-    say(f"compared with data parallel across the links ({times:.3g} times it): {_pays_links(beside)}")
-    if beside.ring_step_s > RING_SAID * beside.way(ACROSS).step_s:
-        across_s = beside.way(ACROSS).step_s
-        say(
-            f"in a ring, {2 * (learners - 1)} latencies one after the other, a step across the links would take "
-            f"{beside.ring_step_s:.3g} s instead of {across_s:.3g} s, and decoupled would learn "
-            f"{times * beside.ring_step_s / across_s:.3g} times as much"
-        )
-    alone = beside.way(ALONE)
-    say(
-        f"compared with one island alone, in batches of 1/{learners} of the tokens, which teach more per token: "
-        f"at most {ours.learnt / alone.learnt:.3g} times it"
-        + (f", for {ours.usd / alone.usd:.3g} times the dollars" if alone.usd else "")
-    )
     if not any(island.region for island in islands):
         say(f"dollars: {NO_EGRESS if not from_file else 'no egress, since no learner has a region'}")
     say("the comparison assumes:")
     for assumption in ASSUMED:
         say(f"- {assumption}")
+
+
+def _pays_alone(beside: Comparison) -> str:
+    """Return how much more than one island alone decoupled training learns, for how many dollars, and if it pays."""
+    ours, alone = beside.way(DECOUPLED), beside.way(ALONE)
+    usd = f", for {ours.usd / alone.usd:.3g} times the dollars" if alone.usd else ""
+    times = f"at most {ours.learnt / alone.learnt:.3g} times it{usd}"
+    if ours.learnt > alone.learnt:
+        return times
+    return f"it does not pay: {times}; at parity at most {beside.most / alone.learnt:.3g} times"
 
 
 def _never(found: Plan, beside: Comparison) -> str:

@@ -242,8 +242,8 @@ class Plan(Reported):
         ),
     ] = None
     learners: Annotated[
-        int, Setting("without --islands: number of equal learners", metavar="M", ge=1, flag_only=True)
-    ] = 8
+        int | None, Setting("without --islands: number of equal learners (8)", metavar="M", ge=1, flag_only=True)
+    ] = None
     step_seconds: Annotated[
         float | None,
         Setting("seconds per optimizer step (1, listed as an assumption)", metavar="S", gt=0, flag_only=True),

@@ -209,7 +209,7 @@ def _merge_tie(case: Case, found: Found) -> str:
     if not others or case.learners == 1:
         return ""
     first = _first(others, best)
-    said = ", ".join(f"{_with(o)} {_beside(o, best)}{_per_usd(case)}{_marked(o)}" for o in first)
+    said = ", ".join(f"{_with(o)} {_beside(case, o, best)}{_marked(o)}" for o in first)
     more = f" and {len(others) - len(first)} more" if len(others) > len(first) else ""
     return (
         f"the merge is a tie: {said}{more}, within the forecast's error of {learning.error():.0%}; {_with(best)} is "
@@ -240,7 +240,7 @@ def _codec_tie(case: Case, found: Found) -> str:
         rule = f"{measured}, then {fine}; " if lossier(case, best) else f"{fine}, then {measured}; "
     return (
         f"the codec is a tie: {pairs} within the forecast's error of {learning.error():.0%} ({top.rules.codec_up} up, "
-        f"{top.rules.codec_down} down at H = {top.period} {_beside(top, best)}{_per_usd(case)}"
+        f"{top.rules.codec_down} down at H = {top.period} {_beside(case, top, best)}"
         f"{_extrapolated(top)}); {rule}of those left, the one with the fewest bits of those nearest "
         f"to the highest figure, in steps of {TIE_STEP:.0%}, is taken"
     )
@@ -365,7 +365,7 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
         return Choice(name="merge", value=rules.merge, reason="there are no matrices to merge isotropically")
 
     def share(of: Outcome) -> str:
-        return f"{_with(of)} {_beside(of, best)}{_per_usd(case)}{_marked(of)}"
+        return f"{_with(of)} {_beside(case, of, best)}{_marked(of)}"
 
     others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)
     behind = _first([o for o in others if not tied(o, best)], best)
@@ -465,7 +465,7 @@ def _lengthened(case: Case, fixed: Fixed, best: Outcome) -> str:
         return ""
     kept = "" if fixed.sync_every else f"; {_shortest_kept(case, fixed, best)}"
     asked = f"you asked for {fixed.sync_every}; " if fixed.sync_every else ""
-    least = f"learners lengthen a period that is shorter than {LAGS:g} round trips"
+    least = f"learners lengthen a period that is shorter than {LAGS:g} lags of a round, as they measure them"
     if best.period == best.rules.periods[1]:
         least += f", to at most {LONGEST} times what was asked for"
     return f"{asked}the run will use {best.period}, because {least}; every figure here is for {best.period}{kept}"
@@ -481,9 +481,8 @@ def _shortest_kept(case: Case, fixed: Fixed, best: Outcome) -> str:
     n = bisect.bisect_left(longer, True, key=lambda h: (of := at(h)) is not None and of.period == h)
     if n == len(longer) or (other := at(longer[n])) is None:
         return f"it would lengthen any period of up to {PERIODS[-1]} steps, the longest that is tried"
-    return (
-        f"the shortest that it would keep is {longer[n]}, which {_beside(other, best)}{_per_usd(case)}{_marked(other)}"
-    )
+    beside = f"{_beside(case, other, best)}{_marked(other)}"
+    return f"the shortest that is tried and that it would keep is {longer[n]}, which {beside}"
 
 
 def _same(fixed: Fixed, best: Outcome) -> Fixed:
@@ -525,7 +524,7 @@ def _why_period(case: Case, fixed: Fixed, best: Outcome) -> str:
         if (other := _at_period(case, same, h)) is None:
             continue
         to = f", which the run lengthens to {other.period}," if other.period > h else ""
-        others.append(f"{h}{to} {_beside(other, best)}{' (extrapolated)' if _beyond(other) else ''}")
+        others.append(f"{h}{to} {_beside(case, other, best, per=False)}{' (extrapolated)' if _beyond(other) else ''}")
         ties += [str(h)] if tied(other, best) else []
     which = "" if _beyond(best) else " that is not extrapolated" if case.learners > 1 else ""
     most = f"the highest figure{_per_usd(case)} with this merge and these codecs{which}"
@@ -542,17 +541,21 @@ def _at_period(case: Case, fixed: Fixed, sync_every: int) -> Outcome | None:
         return None
 
 
-def _beside(other: Outcome, best: Outcome) -> str:
-    """Return how much another choice learns, beside the one that is taken; no difference is printed as nothing."""
+def _beside(case: Case, other: Outcome, best: Outcome, *, per: bool = True) -> str:
+    """Return how much another choice learns, beside the one that is taken; no difference is printed as nothing.
+
+    `per`: say that it is per dollar, if it is.
+    """
+    per_usd = _per_usd(case) if per else ""
     if best.fits and not other.fits:
         return f"needs {other.load:.0%} of a link"
     if not best.per_usd:
         return "learns nothing"
     share = other.per_usd / best.per_usd
     return (
-        f"learns as much within {1.0 - ALMOST:.1%}"
+        f"learns as much within {1.0 - ALMOST:.1%}{per_usd}"
         if ALMOST <= share <= 1.0 / ALMOST
-        else f"learns {share:.1%} as much"
+        else f"learns {share:.1%} as much{per_usd}"
     )
 
 
@@ -563,7 +566,7 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
     found = []
     better = list(freed(case, fixed, best))
     # Only where the plan itself would choose another period is the period to blame.
-    too_short = any(name == "sync_every" and o.rules.sync_every > rules.sync_every for name, o, _ in better)
+    too_short = any("sync_every" in names and o.rules.sync_every > rules.sync_every for names, o, _ in better)
     tried = f"for this model at any period up to {PERIODS[-1]} steps"
     if fixed != FREE:
         tried = "for this model with the settings that you gave"
@@ -608,7 +611,7 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
         )
     if said := overdrive(rules):
         found.append(said)
-    return found + [_hint(fixed, name, best, other, taken=taken) for name, other, taken in better]
+    return found + [_hint(fixed, names, best, other, taken=taken) for names, other, taken in better]
 
 
 NO_PARTNER = "one learner has nobody to merge with: a plain training loop does the same"
@@ -664,13 +667,21 @@ def _rounded_up(value: float) -> float:
 FLAGS = {name: "--" + name.replace("_", "-") for name in vars(FREE) if name != "isotropic_up"}
 
 
-def _hint(fixed: Fixed, name: str, best: Outcome, other: Outcome, *, taken: bool) -> str:
-    """Return what a setting that was given costs beside another outcome; `taken`: the plan would choose it instead."""
-    chosen = {"codec": "codec_up"}.get(name, name)
-    instead = [f"{FLAGS[name]} {getattr(other.rules, chosen)}"]
-    if name != "merge" and other.rules.merge != best.rules.merge:
+def _hint(fixed: Fixed, names: Sequence[str], best: Outcome, other: Outcome, *, taken: bool) -> str:
+    """Return what settings that were given cost beside another outcome; `taken`: the plan would choose it instead."""
+    chosen = {"codec": "codec_up"}
+    instead = [
+        f"{FLAGS[name]} {getattr(other.rules, chosen.get(name, name))}"
+        for name in names
+        if name != "iso_block" or other.rules.merge == MergeRule.ISO
+    ]
+    if "merge" not in names and other.rules.merge != best.rules.merge:
         instead.append(f"--merge {other.rules.merge}")
-    if name != "iso_block" and other.rules.merge == MergeRule.ISO and other.rules.iso_block != best.rules.iso_block:
+    if (
+        "iso_block" not in names
+        and other.rules.merge == MergeRule.ISO
+        and other.rules.iso_block != best.rules.iso_block
+    ):
         instead.append(f"--iso-block {other.rules.iso_block}")
     more = (
         f"learn {other.per_usd / best.per_usd - 1:.1%} more{' per dollar' if best.day['gpu_usd'] else ''}"
@@ -681,7 +692,9 @@ def _hint(fixed: Fixed, name: str, best: Outcome, other: Outcome, *, taken: bool
         more = "fit into every link"
     if _beyond(best) or _beyond(other):
         more += " (extrapolated)"
-    asked = f"{FLAGS[name]} {getattr(fixed, name)} is kept as you asked"
+    given = " ".join(f"{FLAGS[name]} {getattr(fixed, name)}" for name in names)
+    asked = f"{given} {agreeing(len(names), 'is', 'are')} kept as you asked"
+    without = agreeing(len(names), "it", "them")
     if not taken:
-        return f"{asked}; without it {_with(other)} would {more}, and the plan takes what ties with that"
-    return f"{asked}; without it the plan would {more}, by {' '.join(instead)}"
+        return f"{asked}; without {without} {_with(other)} would {more}, and the plan takes what ties with that"
+    return f"{asked}; without {without} the plan would {more}, by {' '.join(instead)}"

@@ -282,20 +282,28 @@ def _lossier(case: Case, merge: str, sent: bool, up: str, down: str) -> bool:
     return case.learners > 1 and quality.coded(case.learners, merge, sent, up, down) > ROUNDING
 
 
-def freed(case: Case, fixed: Fixed, best: Outcome) -> Iterator[tuple[str, Outcome, bool]]:
-    """Yield each setting that was given at the cost of a worse outcome, a better one without it, and if it is taken.
+def freed(case: Case, fixed: Fixed, best: Outcome) -> Iterator[tuple[tuple[str, ...], Outcome, bool]]:
+    """Yield settings that were given at the cost of a worse outcome, a better one without them, and if it is taken.
 
-    Outcomes that are worse by less than the error of the forecast count as equal. Both what is taken without the
-    setting and the highest figure may tie with each other, and only one of them with `best`.
+    Each is left out alone; if that changes nothing, both codecs are, and then all. Outcomes that are worse by less than
+    the error of the forecast count as equal. Both what is taken without the settings and the highest figure may tie
+    with each other, and only one of them with `best`.
     """
-    for name in (n for n, value in vars(fixed).items() if value is not None and n != "isotropic_up"):
+    given = tuple(n for n, value in vars(fixed).items() if value is not None and n != "isotropic_up")
+    codecs = tuple(n for n in given if n in ("codec", "codec_down"))
+    together = [names for names in dict.fromkeys((codecs, given)) if len(names) > 1]
+    found = False
+    for names in (*((n,) for n in given), *together):
+        if found and len(names) > 1:
+            return
         try:
-            free = search(case, replace(fixed, **{name: None}))
+            free = search(case, replace(fixed, **dict.fromkeys(names)))
         except InputError:
             continue
         for other in (free.best, free.to):
             if other.rank[:2] > best.rank[:2] and not tied(other, best):
-                yield name, other, other is free.best
+                found = True
+                yield names, other, other is free.best
                 break
 
 

@@ -219,7 +219,7 @@ def _table(kind: type[msgspec.Struct], given: object, where: str) -> msgspec.Str
         raise InputError(f"{where} {given!r}: must be a table of {', '.join(kind.__struct_fields__)}")
     for name in given:
         if name not in kind.__struct_fields__:
-            raise InputError(f"{where}: there is no field {name}{did_you_mean(name, kind.__struct_fields__)}")
+            raise InputError(f"{where}: there is no field {name}: it has {', '.join(kind.__struct_fields__)}")
     values = {name: _field(kind, name, value, f"{where}.{name}") for name, value in given.items()}
     if missing := [f.name for f in msgspec.structs.fields(kind) if f.required and f.name not in values]:
         raise InputError(f"{where}: {', '.join(missing)} is missing")

@@ -292,6 +292,7 @@ def show(
     `effective`: by field, the value of a setting that was not given, and its source.
     """
     from rich.table import Table
+    from rich.text import Text  # no word of a value or of a description is markup
 
     table = Table(title="settings", title_justify="left")
     for column in ("setting", "value", "from", "what it is"):
@@ -300,11 +301,11 @@ def show(
         value, source = getattr(resolved.values, s.field), resolved.sources[s.field]
         if value is None and source == "default":
             value, source = (effective or {}).get(s.field, (None, source))
-        table.add_row(s.name, s.shown(value) or NOT_SET, source, s.description)
+        table.add_row(*(Text(word) for word in (s.name, s.shown(value) or NOT_SET, source, s.description)))
     for name in _AWS_SHOWN + _AWS_HIDDEN:
         if name in environment:
             shown = "(set, not shown)" if name in _AWS_HIDDEN else redacted(environment[name])
-            table.add_row(name, shown, name, "read by the AWS client itself")
+            table.add_row(name, Text(shown), name, "read by the AWS client itself")
     console.print(table)
     for said in resolved.stray:
         console.print(said, style="yellow", highlight=False)
