@@ -197,7 +197,7 @@ async def test_a_process_without_file_descriptors(
 
 @row(
     "log",
-    "… (… tokens lost in all), in … s, as process … on …; none of its … stored checkpoints can be read: restore one from a backup, "
+    "… (… tokens lost in all), in … s, as process … on …; none of its … stored checkpoints can be used (the lines before say why): restore one from a backup, "
     "and start it again",
     means="The learner begins anew, although it had come further: each of its checkpoints is damaged. Lines above name them "
     "and what is wrong (`checkpoint … is not used: …`).",

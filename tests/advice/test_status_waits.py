@@ -616,19 +616,32 @@ async def test_a_learner_that_was_expelled(folder: Path) -> None:
             await over(here, w)
 
 
+BACK = (
+    "(its folder's env, or --key); if the old key was to stay, … gives it back: isthmus members rotate … --member … "
+    "--public-key FILE.pub --key OWNER_KEY_FILE"
+)
+
+
 @row(
     "status",
     "… speaks with the key …, and since membership … its key is …: what it trains is not merged",
     means="The owner gave the learner another key, and this process began before that. Its messages count for nothing; the "
     "table shows the learner as silent, or not at all.",
-    do="end it, and start it again with the key … (its folder's env, or --key); if the old key was to stay, … gives it "
-    "back: isthmus members rotate … --member … --public-key FILE.pub --key OWNER_KEY_FILE",
-    then="The learner goes on from its checkpoint, and the sentence goes away.",
+    do=f"end it, and start it again with the key … {BACK}",
+    then="The learner goes on from the checkpoint that the owner vouched for, and the sentence goes away.",
+    lost="what it has trained since the owner gave it another key",
+)
+@row(
+    "status",
+    "… spoke last with the key …, and since membership … its key is …: what it trained since is not merged",
+    means="The same, and the process with the old key has ended.",
+    do=f"start it again, from the checkpoint that the owner vouched for, with the key … {BACK}",
+    then="The learner goes on from that checkpoint, and the sentence goes away.",
     lost="what it has trained since the owner gave it another key",
 )
 @in_virtual_time
 async def test_a_learner_whose_key_was_replaced(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (here,) = mine(test_a_learner_whose_key_was_replaced)
+    here, after = mine(test_a_learner_whose_key_was_replaced)
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY, ("more", L, EVIL))
         async with serving(w.by(SYNC).syncer("s-1")), training(w.by(EU).learner("eu")):
@@ -640,7 +653,9 @@ async def test_a_learner_whose_key_was_replaced(folder: Path, caplog: pytest.Log
                 assert "no messages come from more" not in told
                 assert "more joined in the store" not in told
                 assert f"more speaks with the key {fingerprint(EVIL.author)}, and since membership 2" in told
-            await over(here, w)
+            told = await said(after, w)
+            assert not says(here, told)
+            assert "more joined in the store" not in told
             why = (
                 f"since membership 2 the key of more is {fingerprint(NORTH.author)}, and not {fingerprint(EVIL.author)}"
             )
@@ -650,7 +665,9 @@ async def test_a_learner_whose_key_was_replaced(folder: Path, caplog: pytest.Log
                 record.getMessage() for record in caplog.records if record.name == "isthmus.learner.agent"
             )
             async with training(w.by(NORTH).learner("more")):
-                await over(here, w)
+                await over(after, w)
+                assert not says(here, await line(w))
+            assert not says(after, await line(w)), "the messages of before are followed by those of the new key"
 
 
 @row(

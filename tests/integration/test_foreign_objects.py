@@ -109,14 +109,16 @@ async def test_a_rotation_vouches_for_the_newest_that_is_good(folder: Path, capl
         await w.store.put(f"{LATER}1-{0:016x}", b"x")
         log = Log(w.run, w.store, w.runtime, OWNER, members)
         spec = MemberSpec("eu", MemberRole.LEARNER, new_signer().author)
-        found = await _vouched(log, members.current, changed(members.current.members, added=spec))
+        found, resumes = await _vouched(log, members.current, changed(members.current.members, added=spec))
         assert [len(m.vouched) for m in found if m.name == "eu"] == [1]
+        assert [words.partition(" step ")[0] for words in resumes] == ["eu goes on after"]
         assert "skipping " in caplog.text
-        # If no checkpoint is valid, a warning says so.
+        # If no checkpoint is valid, it is said.
         for entry in checkpoints_in(await w.store.list("learners/"))[1:]:
             await w.store.delete(entry.key)
-        assert not any(m.vouched for m in await _vouched(log, members.current, found))
-        assert "no checkpoint of eu is valid" in caplog.text
+        found, resumes = await _vouched(log, members.current, found)
+        assert not any(m.vouched for m in found)
+        assert resumes == ["no checkpoint of eu is valid"]
 
 
 async def test_the_global_buffers_are_of_the_newest_good_checkpoint(folder: Path) -> None:

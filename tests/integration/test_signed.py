@@ -23,6 +23,7 @@ from isthmus.format.records.objects import CheckpointHeader, ClaimHeader, Commit
 from isthmus.format.rules import MemberRole, Rules
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.inspect.replay import replay
+from isthmus.learner import agent as agent_module
 from isthmus.log import evaluations, fold, gc, heal
 from isthmus.log.bus_messages import verify_batch
 from isthmus.log.listing import checkpoints_in
@@ -192,7 +193,8 @@ async def test_a_new_key_goes_on_from_what_the_owner_vouches_for_and_the_old_one
             before = await log.members.refresh(w.store)
             entries = changed(before.members, added=MemberSpec("eu", L, EVIL.author))
             if not stolen:
-                entries = await _vouched(log, before, entries)
+                entries, resumes = await _vouched(log, before, entries)
+                assert resumes == [f"eu goes on after step {first._claimed.stored_step}"]
             await write(w.store, log.members, OWNER, entries, [k.head for k in syncer.coordinators], 0.0)
             [*_, newest] = sorted(e.key for e in checkpoints_in(await w.store.list("learners/eu/")))
             blob = await w.store.get(newest)
@@ -213,6 +215,44 @@ async def test_a_new_key_goes_on_from_what_the_owner_vouches_for_and_the_old_one
             await w.store.create(claim_key("eu", successor.incarnation), taken)
             head = syncer.coordinators[0].head
             await train(second, 400, enough=lambda: syncer.coordinators[0].head >= head + 2)
+
+
+@pytest.mark.parametrize("hears", [True, False], ids=["and hears of it", "and does not hear of it in time"])
+@in_virtual_time
+async def test_a_process_whose_key_was_replaced_leaves_the_checkpoint_that_the_owner_vouches_for(
+    folder: Path, hears: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It trained on, and its fourth checkpoint deleted the one from which the new key was to go on."""
+    if not hears:
+        monkeypatch.setattr(agent_module, "PROBE_BEATS", 1e6)
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            old = w.by(EU).learner("eu", checkpoint_s=0.2)
+            rotated = asyncio.Event()
+
+            async def rotate() -> None:
+                await until(lambda: old._claimed.stored_step is not None, "it has a checkpoint")
+                log = w.log
+                before = await log.members.refresh(w.store)
+                entries, resumes = await _vouched(
+                    log, before, changed(before.members, added=MemberSpec("eu", L, EVIL.author))
+                )
+                await write(w.store, log.members, OWNER, entries, [k.head for k in syncer.coordinators], 0.0)
+                found.append(int(resumes[0].removeprefix("eu goes on after step ")))
+                rotated.set()
+
+            found = list[int]()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(rotate())
+                tasks.create_task(train(old, 400))
+            assert rotated.is_set()
+            assert old.boundary is not None
+            assert old.boundary.step == 400
+            second = w.by(EVIL).learner("eu")
+            await second.join()
+            assert second.history.checkpoint is not None
+            assert second.history.step == found[0] < 400
 
 
 @in_virtual_time

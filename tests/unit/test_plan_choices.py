@@ -556,8 +556,8 @@ def test_two_codecs_that_are_given_are_compared_with_what_is_taken_without_both(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each alone cost nothing here, and both together half of what is learnt."""
-    words = ("--params", "1e8", "--learners", "64", "--gpus", "64", "--step-seconds", ".2", "--latency", ".3")
-    words += ("--up", "50Mbit/s", "--down", "50Mbit/s")
+    words = ["--params", "1e8", "--learners", "64", "--gpus", "64", "--step-seconds", ".2", "--latency", ".3"]
+    words += ["--up", "50Mbit/s", "--down", "50Mbit/s"]
     both = shown(capsys, *words, "--codec", "bf16", "--codec-down", "bf16")
     found = re.search(
         r"--codec bf16 --codec-down bf16 are kept as you asked; without them the plan would learn ([0-9.]+)% more per "

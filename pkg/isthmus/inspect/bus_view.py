@@ -77,10 +77,10 @@ class OpenRound:
 
 
 class Outdated(NamedTuple):
-    """A learner that still speaks with a key that was its own before."""
+    """A learner whose last words are signed with a key that was its own before."""
 
-    at: float
-    """When a batch with the old key was last received live, on the reader's clock."""
+    at: float | None
+    """When a batch with the old key was last received live, on the reader's clock; None: before the reader listened."""
     key: bytes
     """The old public key [32 bytes]."""
     replaced_by: int
@@ -102,7 +102,7 @@ class BusView:
     strangers: dict[str, float] = field(default_factory=dict)
     """By learner that is no member: when a batch was last received live on its stream, on the reader's clock."""
     outdated: dict[str, Outdated] = field(default_factory=dict)
-    """By learner: that a process of it still has the key from before a rotation."""
+    """By learner: that a process of it has, or had at its end, the key from before a rotation."""
     heads: dict[int, int] = field(default_factory=dict)
     announced: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By fragment: the newest version whose commit was announced live, and when, on the reader's clock."""
@@ -125,16 +125,18 @@ class BusView:
                 self.invalid[error.reason.value] += 1
             learner = learner_of(stream)
             # Without a check of the name, anyone who can write to the bus could report any member here.
-            if learner and at is not None and self.members:
-                if self.members.current.member(learner) is None:
-                    self.strangers[learner] = at
-                elif found := self._outdated(self.members, stream, learner, said.body, at):
+            if learner and self.members and self.members.current.member(learner) is not None:
+                if found := self._outdated(self.members, stream, learner, said.body, at):
                     self.outdated[learner] = found
+            elif learner and self.members and at is not None:
+                self.strangers[learner] = at
             return
+        if (learner := learner_of(stream)) in self.outdated and self.outdated[learner].at is None:
+            del self.outdated[learner]
         for message in messages:
             self._note(message, at)
 
-    def _outdated(self, members: Members, stream: str, learner: str, body: bytes, at: float) -> Outdated | None:
+    def _outdated(self, members: Members, stream: str, learner: str, body: bytes, at: float | None) -> Outdated | None:
         """Return whose batch this is if a key signed it that an earlier membership has for the learner; else None."""
         keys = {m.key: v.version for v in members.versions if (m := v.member(learner))}
         for key, version in keys.items():

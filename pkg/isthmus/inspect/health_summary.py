@@ -156,8 +156,8 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
     troubles = {v.name: part for v in judged if (part := _trouble(v, status, run, bus))}
     heard = {name for name, at in status.hearing.strangers.items() if at >= status.live_since}
     strangers = [] if status.members_lost else sorted(heard)  # else a version that is lost may name them
-    old = {name: found for name, found in status.hearing.outdated.items() if found.at >= status.live_since}
-    strange = [*of_strangers(strangers, run, members), *of_outdated(old, run, members)]
+    old = status.outdated
+    strange = [*of_strangers(strangers, run, members), *of_outdated(old, status.live_since, run, members)]
     known = [v for v in status.taking_part if v.left is None and v.name not in strangers]
     silent = _newest_first(
         known, {v.name for v in known} - status.live - status.elsewhere - status.not_yet - old.keys()

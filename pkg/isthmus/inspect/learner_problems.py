@@ -109,23 +109,30 @@ def of_strangers(strangers: Sequence[str], run: str, members: Members | None) ->
     ]
 
 
-def of_outdated(old: Mapping[str, Outdated], run: str, members: Members | None) -> list[Part]:
-    """Return the learners that still speak with a key that was replaced, each with what to do."""
+def of_outdated(old: Mapping[str, Outdated], live_since: float, run: str, members: Members | None) -> list[Part]:
+    """Return the learners that speak, or spoke last, with a key that was replaced, each with what to do."""
     found = list[Part]()
     if members is None:
         return found
     now = members.current
-    for name, speaks in sorted(old.items())[:NAMED_MAX]:
+    for name, said in sorted(old.items())[:NAMED_MAX]:
         there = now.member(name)
         if there is None:
             continue
+        key = fingerprint(there.key)
+        speaks = said.at is not None and said.at >= live_since
+        verb, trains, do = (
+            ("speaks", "trains", "end it, and start it again")
+            if speaks
+            else ("spoke last", "trained since", "start it again, from the checkpoint that the owner vouched for,")
+        )
         rotate = f"isthmus members rotate {run} --member {there.name} --public-key FILE.pub --key OWNER_KEY_FILE"
         found.append(
             Part(
-                f"{name} speaks with the key {fingerprint(speaks.key)}, and since membership {speaks.replaced_by} its "
-                f"key is {fingerprint(there.key)}: what it trains is not merged",
-                f"end it, and start it again with the key {fingerprint(there.key)} (its folder's env, or --key); if "
-                f"the old key was to stay, {now.decider} gives it back: {rotate}{now.approving}",
+                f"{name} {verb} with the key {fingerprint(said.key)}, and since membership {said.replaced_by} its key "
+                f"is {key}: what it {trains} is not merged",
+                f"{do} with the key {key} (its folder's env, or --key); if the old key was to stay, {now.decider} "
+                f"gives it back: {rotate}{now.approving}",
             )
         )
     return found

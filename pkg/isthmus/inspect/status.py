@@ -17,7 +17,7 @@ from isthmus.format.records.messages import Tally
 from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.format.rules import Pace
 from isthmus.inspect.bursts import Burst, Bursts
-from isthmus.inspect.bus_view import BusView, LearnerView
+from isthmus.inspect.bus_view import BusView, LearnerView, Outdated
 from isthmus.inspect.losses import Point, sampled
 from isthmus.inspect.restarts import Restarts, in_vain
 from isthmus.log import Commit, Log
@@ -155,6 +155,15 @@ class Status:
     def _not_heard(self, found: Mapping[str, int]) -> set[str]:
         heard = self.hearing.learners
         return {name for name, life in found.items() if name not in heard or heard[name].incarnation < life}
+
+    @property
+    def outdated(self) -> Mapping[str, Outdated]:
+        """The learners that speak, or spoke last, with a key that was replaced."""
+        return {
+            name: found
+            for name, found in self.hearing.outdated.items()
+            if (found.at is not None and found.at >= self.live_since) or name not in self.live
+        }
 
     @property
     def live(self) -> set[str]:

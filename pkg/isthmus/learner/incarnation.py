@@ -17,6 +17,7 @@ from isthmus.learner.checkpoint import Saver, StateCopy, UnwrittenCheckpoint, Up
 from isthmus.learner.resume import History, read_claim
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
+from isthmus.log.expulsions import replaced
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import LearnerMetrics
 
@@ -172,7 +173,7 @@ class Incarnation:
             await asyncio.sleep(pause_s)
             pause_s = self._checkpoint_s
             await asyncio.sleep(max(0.0, self._not_before - self._runtime.now()))
-            if not self.busy:
+            if not self.busy and not replaced(self._log, self._name):
                 self._tell(CopyState())
 
     def take(self, frozen: StateCopy, tasks: asyncio.TaskGroup) -> None:
@@ -221,6 +222,14 @@ class Incarnation:
         return why is None
 
     async def _store_one(self, drafted: UnwrittenCheckpoint) -> None:
+        """Store a checkpoint, and delete the oldest beyond those that are kept.
+
+        A process whose key was replaced does neither: nobody can go on from what it stores, and the oldest may be the
+        one that the owner has vouched for.
+        """
+        await self._log.members.refresh(self._store)
+        if replaced(self._log, self._name):
+            return
         step = drafted.header.step
         self.last_bytes = sum(leaf.spec.size for leaf in drafted.leaves)
         try:

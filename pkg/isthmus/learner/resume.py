@@ -296,7 +296,7 @@ async def _first_claim(log: Log, learner: str, incarnations: Iterable[int]) -> C
             except (ObjectMissing, RecordInvalid) as error:
                 damaged = isinstance(error, RecordInvalid) and error.reason != Reason.NOT_A_MEMBER
                 if not (damaged and left):
-                    logger.warning("ignoring claim %d on %s: %s", incarnation, learner, error)
+                    logger.log(_level(error), "ignoring claim %d on %s: %s", incarnation, learner, error)
                     break
     return None
 
@@ -327,6 +327,12 @@ async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[li
     return list(await asyncio.gather(*(one(f.index) for f in log.run.layout.fragments)))
 
 
+def _level(error: ObjectMissing | RecordInvalid) -> int:
+    """Return the level of a line about an object that is not used: after a change of keys there are many."""
+    others = isinstance(error, RecordInvalid) and error.reason == Reason.NOT_A_MEMBER
+    return logging.INFO if others else logging.WARNING
+
+
 async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_than: int) -> Sent | None:
     """Return this name's update under a key, to be announced again, if it has more tokens than `more_than`.
 
@@ -342,7 +348,7 @@ async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_
     except ObjectMissing:
         return None  # garbage collection has just removed it, so it is settled
     except RecordInvalid as error:
-        logger.warning("ignoring update %s: %s", entry.key, error)
+        logger.log(_level(error), "ignoring update %s: %s", entry.key, error)
         return None
     if found.header.learner != learner:
         return None

@@ -384,7 +384,7 @@ def _anew(history: History, gone: float) -> str:
         return "; no checkpoint of it is stored (see checkpoint_s)" if gone and history.checkpoint is None else ""
     which = "the only stored checkpoint" if history.unread == 1 else f"none of its {history.unread} stored checkpoints"
     how = "cannot" if history.unread == 1 else "can"
-    return f"; {which} {how} be read: restore one from a backup, and start it again"
+    return f"; {which} {how} be used (the lines before say why): restore one from a backup, and start it again"
 
 
 class OwnerThread:

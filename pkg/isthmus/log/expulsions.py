@@ -43,11 +43,18 @@ def removed(log: Log, learner: str) -> str:
 
     Empty while it does, and in a run without signatures.
     """
-    now, signer = log.members.current, log.signer
-    if not log.members.signed or signer is None or now.permits(signer.author, (MemberRole.LEARNER,), learner):
+    if why := replaced(log, learner):
+        return why
+    if not log.members.signed or log.signer is None or log.members.current.member(learner) is not None:
         return ""
-    there = now.member(learner)
-    if there is None:
-        return next(map(str, expulsions(log.members, [learner])), "")
+    return next(map(str, expulsions(log.members, [learner])), "")
+
+
+def replaced(log: Log, learner: str) -> str:
+    """Return since when the learner has another key than this process, as far as is known here; empty if it has not."""
+    now, signer = log.members.current, log.signer
+    there = now.member(learner) if log.members.signed else None
+    if there is None or signer is None or now.permits(signer.author, (MemberRole.LEARNER,), learner):
+        return ""
     mine, given = fingerprint(signer.author), fingerprint(there.key)
     return f"since membership {now.version} the key of {learner} is {given}, and not {mine}"

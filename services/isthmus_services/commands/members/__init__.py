@@ -46,7 +46,12 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
         before = await log.members.refresh(log.store)
         entries = made(before)
         if isinstance(settings, declared.MembersRotate) and settings.public_key and not settings.no_checkpoints:
-            entries = await _vouched(log, before, entries)
+            entries, resumes = await _vouched(log, before, entries)
+            if any(m.role == MemberRole.LEARNER for m in entries if m.name == settings.name):
+                print(
+                    f"{'; '.join(resumes) or 'no learner of this name has a checkpoint'}; end the process that has the "
+                    "old key, and start it again with the new one: what it trains until then is not merged"
+                )
         if before.charter is not None:
             if successor is not None:
                 raise InputError("this run has a charter: its owners change with it (isthmus charter propose)")
@@ -74,14 +79,17 @@ def _syncs(member: MemberSpec) -> bool:
     return member.role == MemberRole.SYNCER
 
 
-async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) -> list[MemberSpec]:
-    """Return the entries, each learner whose key changes with the signatures of its newest checkpoints.
+async def _vouched(
+    log: Log, before: Membership, entries: Sequence[MemberSpec]
+) -> tuple[list[MemberSpec], Sequence[str]]:
+    """Return the entries, each learner whose key changes with the signatures of its newest checkpoints; and in words,
+    from which steps learners go on.
 
     The learner's next incarnation may then continue from them, although the key that signed them is no longer valid.
     An entry whose name is a pattern stands for several learners, and gets a signature for each.
     """
     held = by_learner(checkpoints_in(await log.store.list(LEARNERS)))
-    found = []
+    found, resumes = [], list[str]()
     for member in entries:
         earlier = next((m for m in before.members if m.name == member.name), None)
         if member.role != MemberRole.LEARNER or earlier is None or earlier.key == member.key:
@@ -90,13 +98,20 @@ async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) 
         signatures: list[bytes] = []
         for name, checkpoints in held.items():
             if before.member(name) is earlier and len(signatures) < VOUCHED_MAX:
-                signatures += await _newest_of(log, name, checkpoints)
+                signature, step = await _newest_of(log, name, checkpoints)
+                signatures += [signature] if signature else []
+                resumes.append(
+                    f"{name} goes on after step {step}" if signature else f"no checkpoint of {name} is valid"
+                )
         found.append(msgspec.structs.replace(member, vouched=tuple(signatures)))
-    return found
+    return found, resumes
 
 
-async def _newest_of(log: Log, name: str, checkpoints: Sequence[Entry]) -> list[bytes]:
-    """Return the signature [64 bytes] of a learner's newest valid checkpoint in a list; empty if there is none."""
+async def _newest_of(log: Log, name: str, checkpoints: Sequence[Entry]) -> tuple[bytes, int]:
+    """Return the signature [64 bytes] and the step of a learner's newest valid checkpoint in a list.
+
+    The signature is empty if there is none.
+    """
     for entry in checkpoints:
         if entry.size > log.checkpoint_most:
             logger.warning("skipping %s: it has %d bytes", entry.key, entry.size)
@@ -107,11 +122,8 @@ async def _newest_of(log: Log, name: str, checkpoints: Sequence[Entry]) -> list[
         except (ObjectMissing, RecordInvalid) as error:
             logger.warning("skipping %s: %s", entry.key, error)
             continue
-        logger.info("%s may resume from step %d", name, opened.header.step)
-        return [frame.signature_of(blob)]
-    if checkpoints:
-        logger.warning("no checkpoint of %s is valid: its next incarnation starts without a checkpoint", name)
-    return []
+        return frame.signature_of(blob), opened.header.step
+    return b"", 0
 
 
 def bucket_of(url: str | None) -> str:
