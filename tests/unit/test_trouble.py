@@ -122,6 +122,10 @@ def test_every_reason_has_a_remedy_or_speaks_of_one_update_among_several() -> No
     assert set(Reason) - REMEDIES.keys() == of_several
 
 
+UNSIGNED = SimpleNamespace(members=SimpleNamespace(signed=False, current=None, before_a_syncer=""), signer=None)
+"""What a reporter asks of the log of a run without signatures."""
+
+
 def test_a_learner_that_joins_for_long_does_not_say_that_nobody_is_heard() -> None:
     """While its model loads it listens to nobody: that is no silence of the syncers."""
     at = SimpleNamespace(now=0.0)
@@ -129,7 +133,7 @@ def test_a_learner_that_joins_for_long_does_not_say_that_nobody_is_heard() -> No
     found = Reporter.__new__(Reporter)
     vars(found).update(
         _runtime=runtime, _connectivity=SimpleNamespace(bus_is_down=False, troubles=list), syncer_heard_at=0.0,
-        _deaf_at=-math.inf, _has_listened=False, _pace=Pace(), _members=SimpleNamespace(signed=False), _signer=None, boundary=None,
+        _deaf_at=-math.inf, _has_listened=False, _pace=Pace(), _log=UNSIGNED, _members=UNSIGNED.members, _name="a", boundary=None,
         _edge=SimpleNamespace(url="run"), _bus=SimpleNamespace(url="redis://bus"), first_step=0,
         _run=SimpleNamespace(rules=Rules()), downlink=SimpleNamespace(found_at=-math.inf, known=[SimpleNamespace(version=0)]),
         uplink=SimpleNamespace(unmerged=Unmerged(0.0, 0)), _hindered_at=0.0,
@@ -157,7 +161,7 @@ def test_what_came_too_late_as_the_store_was_away_is_not_blamed_on_the_uplink(re
     vars(found).update(
         _runtime=SimpleNamespace(now=lambda: at.now, wall=lambda: at.now),
         _connectivity=SimpleNamespace(bus_is_down=True, troubles=lambda: list(away)), syncer_heard_at=0.0,
-        _has_listened=True, _pace=Pace(), _members=SimpleNamespace(signed=False), _signer=None,
+        _has_listened=True, _pace=Pace(), _log=UNSIGNED, _members=UNSIGNED.members, _name="a",
         boundary=SimpleNamespace(step=0, longest_period=period), _run=SimpleNamespace(rules=Rules()),
         uplink=SimpleNamespace(unmerged=Unmerged(at=0.0, step=0, announced=9, rejected_for=reason)),
         _hindered_at=-math.inf, _hindered_step=0, _unheard_at=-math.inf,
