@@ -133,7 +133,7 @@ def flat(error: BaseException) -> list[BaseException]:
 
 @row(
     "log",
-    "fragment …: updates/… is cut to … of its length: … explodes",
+    "fragment …: updates/… is cut to … of its length: if that happens again and again, … explodes",
     means="A syncer's log: an update of this learner is over forty times as long as is usual, and counts for this part of its "
     "length only. With `far beyond what is usual` it is over a hundred times as long, and is rejected.",
     like="`is compared with the run's first updates, which are short`, in the first versions of a run: no problem.",
@@ -527,12 +527,12 @@ async def test_a_syncer_alone_is_no_twin_after_the_bus_was_away(caplog: pytest.L
 
 @row(
     "log",
-    "no learner is heard yet on …: one that runs has another bus, and is to be started again with this one (--bus, ISTHMUS_BUS, "
-    "join(bus=…)), or this syncer with that one",
+    "no learner is heard yet on …: one whose log says «joined» has another bus, and is to be started again with this one (--bus, "
+    "ISTHMUS_BUS, join(bus=…)), or this syncer with that one; one whose log does not say it yet still loads",
     means="Ten seconds after a syncer began to listen, no learner has spoken on its bus. It is said once.",
     like="A syncer that was started before the learners: then nothing is to be done.",
-    do="one that runs has another bus, and is to be started again with this one (--bus, ISTHMUS_BUS, join(bus=…)), or this "
-    "syncer with that one",
+    do="one whose log says «joined» has another bus, and is to be started again with this one (--bus, ISTHMUS_BUS, "
+    "join(bus=…)), or this syncer with that one",
     then="The syncer's next lines are of commits.",
 )
 async def test_a_syncer_that_hears_no_learner(

@@ -472,7 +472,10 @@ def test_a_learner_that_left_is_named_and_removed_with_all_it_had(plain: Plain, 
 @pytest.mark.tier("all")
 def test_what_differs_is_an_error_and_nothing_is_changed(plain: Plain, tmp_path: Path) -> None:
     plain.forget_users()
-    plain.create("differs", "--learner", "a", *SERVER, *SMALL)
+    said = plain.create("differs", "--learner", "a", *SERVER, *SMALL, "--model", "nope:build", code=2)
+    assert "no module nope" in said.lower() or "nope" in said
+    said = plain.create("differs", "--learner", "a", *SERVER, *SMALL)
+    assert ("  changed" in said, said.count("  new")) == (False, 5), "what a refused command has left is of no use yet"
     folder, before = plain.folder / "differs", (contents(plain.folder / "differs"), plain.users())
 
     def refused(*words: str) -> str:
@@ -497,7 +500,10 @@ def test_what_differs_is_an_error_and_nothing_is_changed(plain: Plain, tmp_path:
     for name in ("key", "key.pub"):
         (folder / "learner-a" / name).rename(tmp_path / name)
     write_signer(folder / "learner-a" / "key", read_signer(tmp_path / "other"), "a")
-    assert "choose another name, or change the member with `isthmus members rotate`" in refused(*own, "--learner", "a")
+    for words in ((), ("--learner", "a")):
+        error = " ".join(refused(*own, *words).split())
+        assert "if the member was given that key (isthmus members rotate), put it there as" in error
+        assert "as before" not in error
     for name in ("key", "key.pub"):
         (tmp_path / name).rename(folder / "learner-a" / name)
     assert (contents(folder), plain.users()) == before

@@ -52,6 +52,9 @@ LAST_S, LAST_BYTES_S = 60.0, 4e6
 LEAVE_S = 5.0
 """After that, publishing the leave message and closing connections may take this many seconds."""
 
+COMPILES_S = 2.0
+"""Seconds after which a learner that waits for its kernels says so."""
+
 STILL_S = 10.0
 """Seconds between two log lines about what a closing learner waits for."""
 
@@ -339,6 +342,8 @@ class AgentThread:
             warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))
             # No time limit: the values and a checkpoint of a large model are many bytes.
             await self.agent.join()
+            if not (await asyncio.wait([warming], timeout=COMPILES_S))[0]:
+                logger.info("%s has joined, and waits for its kernels, which each machine compiles once", learner)
             await warming
             self.joined_at = [known.version for known in self.agent.downlink.known]
             if self.agent.history.checkpoint is None and any(self.joined_at):

@@ -471,8 +471,9 @@ class Syncer:
             if not self._heard_learners and self._runtime.now() >= patience:
                 patience = math.inf
                 logger.info(
-                    "no learner is heard yet on %s: one that runs has another bus, and is to be started again with "
-                    "this one (--bus, ISTHMUS_BUS, join(bus=…)), or this syncer with that one",
+                    "no learner is heard yet on %s: one whose log says «joined» has another bus, and is to be started "
+                    "again with this one (--bus, ISTHMUS_BUS, join(bus=…)), or this syncer with that one; one whose "
+                    "log does not say it yet still loads",
                     without_passwords(self._bus.url),
                 )
             alive = self._alive()

@@ -93,8 +93,9 @@ class RoundSum:
             young = self.usual.version < YOUNG
             logger.log(
                 logging.INFO if young else logging.WARNING,
-                "fragment %d: %s is cut to %.2g of its length: %s %s", p, given.key, believed.scale, given.learner,
-                "is compared with the run's first updates, which are short" if young else "explodes",
+                "fragment %d: %s is cut to %.2g of its length: %s", p, given.key, believed.scale,
+                "it is compared with the run's first updates, which are short" if young
+                else f"if that happens again and again, {given.learner} explodes",
                 extra={"fragment": p},
             )  # fmt: skip
         await self._take(gradient, given, believed)

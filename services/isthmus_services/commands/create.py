@@ -155,7 +155,7 @@ def _create(
             {p.name: data for name, data in files.items() if (p := Path(name)).parts[0] == who.user}
             for files in (before, after)
         )
-        state = "as before" if earlier == now else "changed" if earlier else "new"
+        state = "as before" if earlier == now else "changed" if ENV in earlier else "new"
         lines.append(f"  {state:9}  . {shlex.quote(str(folder / who.user / ENV))} && {_command(who, folder)}")
         if state == "changed":
             what = ", ".join(_differences(earlier, now))
@@ -328,6 +328,10 @@ async def _run_object(url: str) -> bytes:
         return bytes(await store.get(RUN_KEY))
 
 
+_FIRST = {"syncer-*": Identity(Participant.SYNCER), "gc": Identity(Participant.COLLECTOR)}
+"""The members of every new run. The names of syncers begin with `syncer-`, unless they are given one."""
+
+
 async def _admit(settings: declared.Create, owner: Signer, folder: Path, theirs: Mapping[str, bytes]) -> Membership:
     """Make missing keys, and add missing members in one version of the membership; return the newest version.
 
@@ -340,9 +344,10 @@ async def _admit(settings: declared.Create, owner: Signer, folder: Path, theirs:
         now = log.members.current
         wanted = {_member(who): who for who in named}
         if not now.version:
-            # The names of syncers begin with syncer-, unless they are given one.
-            wanted |= {"syncer-*": Identity(Participant.SYNCER), "gc": Identity(Participant.COLLECTOR)}
+            wanted |= _FIRST
         entries = list(now.members)
+        for member in now.members:
+            _require_key(settings, folder, member)
         for name, who in wanted.items():
             path, role = folder / who.user / KEY, ROLES[who.participant]
             there = next((m for m in now.members if m.name == name), None)
@@ -370,6 +375,23 @@ async def _admit(settings: declared.Create, owner: Signer, folder: Path, theirs:
         if entries == list(now.members):
             return now
         return await write(log.store, log.members, owner, entries, await heads_of(log), log.runtime.wall())
+
+
+def _require_key(settings: declared.Create, folder: Path, member: MemberSpec) -> None:
+    """Raise `InputError` if a member's folder has another key than the membership: its commands would be refused."""
+    who = _FIRST.get(member.name) or _identity_of(member)
+    if who is None or {who.user, who.name} & {*(settings.remove or ())}:
+        return
+    path = folder / who.user / KEY
+    if not path.exists() and not _public(path).exists():
+        return
+    author = read_public(str(_public(path))) if not path.exists() else kept_signer(path, member.name).author
+    if author != member.key:
+        raise InputError(
+            f"{member.name} is {an(member.role)} of {settings.run} with the key {fingerprint(member.key)}, and {path} "
+            f"is the key {fingerprint(author)}: if the member was given that key (isthmus members rotate), put it "
+            f"there as {path}, with its .pub, and give that member its folder again; else rotate back to this one"
+        )
 
 
 async def _removed(settings: declared.Create, owner: Signer, folder: Path) -> list[Identity]:

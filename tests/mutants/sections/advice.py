@@ -57,8 +57,8 @@ MUTANTS = [
         row("the-other-rule-is-not-named", "if len(rules) == 1 and o.rules.merge not in rules][:1]", "if False][:1]"),
         row(
             "ties-do-not-say-what-is-extrapolated",
-            '{_beside(o, best)}{_per_usd(case)}{_marked(o)}" for o in first',
-            '{_beside(o, best)}{_per_usd(case)}" for o in first',
+            '{_beside(case, o, best)}{_marked(o)}" for o in first',
+            '{_beside(case, o, best)}" for o in first',
         ),
     ),
     *of(
