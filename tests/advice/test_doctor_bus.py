@@ -91,8 +91,8 @@ def guarded(redis_7: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @row(
     "doctor", "bus: access: not tried: …, the folder of its file, does not exist yet",
-    means="The run has not been created, so its embedded bus has no folder.",
-    do="run the doctor again once the run is created", then="`ok bus: access`",
+    means="The run has not been created, so its embedded bus has no folder; or --bus names another folder.",
+    do="correct --bus; or, if there is no run yet, run the doctor again once it is created", then="`ok bus: access`",
 )  # fmt: skip
 @row(
     "doctor", "store: run: no run at …",
@@ -108,6 +108,10 @@ def test_a_bus_in_a_folder_to_come(doctor: Doctor, folder: Path) -> None:
     assert main(["doctor", str(folder), "--role", "reader"]) == 1, "whoever only reads needs a run"
     assert main(["init", *re.findall(r"create it: isthmus init ([^\s;]+)", text)]) == 0
     assert "ok      bus: access" in doctor.finds_no_more(str(folder))
+    elsewhere = folder.parent / "elsewhere"
+    for role in ("learner", "syncer", "reader"):
+        assert main(["doctor", str(folder), "--role", role, "--bus", f"sqlite://{elsewhere}/bus"]) in (0, 1)
+        assert not elsewhere.exists(), "the doctor makes no bus"
 
 
 @row(

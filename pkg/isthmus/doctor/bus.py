@@ -51,9 +51,14 @@ async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime, place:
         yield Finding("bus: access", OK, f"not needed: {an(role.kind)} does not use the bus")
         return
     try:
-        if (folder := _missing(url)) is not None:
+        if (folder := missing(url)) is not None:
             said = f"not tried: {folder}, the folder of its file, does not exist yet"
-            yield Finding("bus: access", WARNING, said, "run the doctor again once the run is created")
+            yield Finding(
+                "bus: access",
+                WARNING,
+                said,
+                "correct --bus; or, if there is no run yet, run the doctor again once it is created",
+            )
             return
         if in_store(url):
             async with open_store(place, runtime) as store, open_bus(url, run, store) as bus:
@@ -66,7 +71,7 @@ async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime, place:
         yield Finding("bus: address", FAILURE, str(error), "correct --bus or ISTHMUS_BUS: redis://host:port")
 
 
-def _missing(url: str) -> Path | None:
+def missing(url: str) -> Path | None:
     """Return the folder of an embedded bus if it does not exist, since opening the bus would create it; else None."""
     place = Place.of(url)
     folder = Path(place.path).parent

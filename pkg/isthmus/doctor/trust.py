@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from isthmus.bus import BUSES, Bus, open_bus
 from isthmus.bus.base import READ_MAX
+from isthmus.doctor.bus import missing
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind
 from isthmus.errors import InputError, IsthmusError, RecordInvalid
 from isthmus.format.records.messages import SYNCER_STREAM, Alive, AnyMessage
@@ -103,7 +104,7 @@ async def examine_part(
             await log.members.refresh(log.store)
             if (finding := judge_key(log.members, role, trust)) is not None:
                 yield finding
-            if role.on_bus and bus and not failed:
+            if role.on_bus and bus and not failed and missing(bus) is None:
                 async with open_bus(bus, run.digest, store, run.pace.heartbeat_s) as opened:
                     yield await _is_of_run(log, opened, runtime, role.kind, full=full)
     except IsthmusError:
