@@ -69,7 +69,7 @@ def test_tokens_trained_again_are_as_claims_state_or_as_far_as_merged_updates_te
     # The claim also has what no update has.
     assert trained_again(spans, {2: 450}) == {1: 0, 2: 450, 4: 450, 5: 550}
     assert trained_again(spans, {2: 450, 3: 500, 4: 600, 5: 800}) == {1: 0, 2: 450, 4: 600, 5: 800}
-    # A claim by a new key does not count the incarnation of the key before, which began at 0 as well.
-    assert trained_again({1: (0, 900), 2: (0, 700)}, {1: 0, 2: 0}) == {1: 0, 2: 900}
+    # The first update of an incarnation may reach back before its checkpoint.
+    assert trained_again({1: (0, 900), 2: (500, 1700)}, {1: 0, 2: 100}) == {1: 0, 2: 100}
     assert trained_again({1: (-100, 900)}, {}) == {1: 0}
     assert trained_again({}, {1: 0}) == {}

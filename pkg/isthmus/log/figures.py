@@ -69,12 +69,12 @@ def trained_again(spans: Mapping[int, tuple[int, int]], claimed: Mapping[int, in
     `spans`: by incarnation with merged updates, the `tokens_seen` at which the first of these begins and the last one
     ends. `claimed`: what claims state, by incarnation, as far as they can be read. Without an incarnation's claim, the
     merged updates alone tell: they do not have what was trained after the last one of an incarnation that was killed.
-    They tell, too, if a claim states less: that of a new key does not count the incarnations of the key before.
+    They do not correct a claim: an incarnation's first one may reach back before the checkpoint from which it resumed.
     """
     found: dict[int, int] = {}
     again, ended = 0, 0
     for incarnation, (begun, end) in sorted(spans.items()):
-        again = max(claimed.get(incarnation, 0), again + max(0, ended - max(0, begun)))
+        again = claimed.get(incarnation, again + max(0, ended - max(0, begun)))
         found[incarnation], ended = again, end
     return found
 
