@@ -32,27 +32,28 @@ NOT_RUN = 77
 
 
 @contextmanager
-def temporary() -> Iterator[str | None]:
-    """Make a folder in memory for temporary files, and remove it at the end; None if there is no room for one."""
+def temporary() -> Iterator[bool]:
+    """Keep the temporary files of processes that are started in memory; yield whether there is room for them."""
     try:
         there = os.statvfs(MEMORY)
         free = int(re.findall(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())[0]) << 10
     except (OSError, IndexError):
-        yield None
+        yield False
         return
-    if (
-        there.f_flag & os.ST_NOEXEC or min(there.f_bavail * there.f_frsize, free) < ROOM
-    ):  # tests start what they install
-        yield None
+    runs = not there.f_flag & os.ST_NOEXEC  # tests start what they install
+    if "TMPDIR" in os.environ or not runs or min(there.f_bavail * there.f_frsize, free) < ROOM:
+        yield False
         return
     for left in MEMORY.glob("isthmus-*"):  # by a run that was killed
         if not Path("/proc", left.name.removeprefix("isthmus-")).exists():
             shutil.rmtree(left, ignore_errors=True)
     mine = MEMORY / f"isthmus-{os.getpid()}"
     mine.mkdir(mode=0o700)
+    os.environ["TMPDIR"] = str(mine)
     try:
-        yield str(mine)
+        yield True
     finally:
+        del os.environ["TMPDIR"]
         shutil.rmtree(mine, ignore_errors=True)
 
 
@@ -110,9 +111,8 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="PART", help="run this part (several times)")
     given, arguments = parser.parse_known_args()
     began = time.monotonic()
-    with temporary() as place:
-        if place is not None and "TMPDIR" not in os.environ:
-            os.environ["TMPDIR"] = tempfile.tempdir = place
+    with temporary() as in_memory:
+        if in_memory:
             arguments = ["-o", "tmp_path_retention_policy=failed", *arguments]
         alone, beside = (
             [part for part in some if given.only is None or part.name in given.only]

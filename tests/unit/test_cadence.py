@@ -63,7 +63,9 @@ class Slow(Incarnation):
 
     def __init__(self, tell: Any, runtime: Any, stored_s: float, cadence_s: float) -> None:
         nothing: Any = None
-        log: Any = SimpleNamespace(run=None, store=None)
+        log: Any = SimpleNamespace(
+            run=None, store=None, signer=None, members=SimpleNamespace(signed=False, current=None)
+        )
         uplink: Any = Uplink()
         here: Any = Here()
         super().__init__(

@@ -28,7 +28,11 @@ async def test_a_last_checkpoint_beside_a_periodic_one_is_stored_without_a_warni
         return blob.rjust(32, b"\0")
 
     store = SimpleNamespace(put=put, delete=delete)
-    log = cast(Any, SimpleNamespace(run=None, store=store, sealed_digest=digest))
+
+    async def refresh(_: object) -> None: ...
+
+    members = SimpleNamespace(signed=False, current=None, refresh=refresh)
+    log = cast(Any, SimpleNamespace(run=None, store=store, sealed_digest=digest, signer=None, members=members))
     nobody = cast(Any, SimpleNamespace(incarnation=1))
     kept = Incarnation(
         log, single_threaded(), "a", nobody, nobody, nobody,

@@ -326,7 +326,7 @@ def test_a_period_and_the_one_that_the_run_makes_of_it_are_the_same_plan(cases: 
 
     def figures(of: Spec, fixed: Fixed) -> tuple[Plan, object]:
         found = plan(of[0], [island(of)], of[3], store_region="near", fixed=fixed, speeds=table().of)
-        warned = [w for w in found.warnings if "is kept as you asked" not in w]
+        warned = [w for w in found.warnings if " kept as you asked" not in w]
         others = [c for c in found.choices if c.name not in ("sync_every", "fragments")]
         rules = msgspec.structs.replace(found.rules, sync_every=1)
         return found, (
