@@ -58,6 +58,71 @@ async def test_the_newest_commit_that_is_missing(folder: Path, backup: bool) -> 
 
 @row(
     "heal",
+    "fragment … cannot be healed: the newest commits are lost: …: is missing, like all commits after it, and a snapshot or a value "
+    "of version … is there (a snapshot is used only together with its commit)",
+    means="The same, of several commits.",
+    do="Restore them from a backup. Without one: if a syncer still merges this fragment, let it go on for a version or more, and "
+    "stop it with SIGTERM: it writes a snapshot, and the run goes on from that. If none does, stop all syncers and learners, delete "
+    "… with the credentials of the store's administrator (no participant may delete …), and the checkpoints named below, since they "
+    "know the lost version (a learner that is started names its own, too), and start them again: they go on from version …; a "
+    "learner that has no older checkpoint goes on with the run's model alone, from its first step",
+    then="As with one commit.",
+    lost="without a backup: what those commits merged; of a learner whose checkpoints all know them also its optimizer state, its "
+    "step and its place in the data",
+)
+@row(
+    "doctor",
+    "log: commits: fragment …: …: is missing, like all commits after it, and a snapshot or a value of version … is there (a snapshot "
+    "is used only together with its commit): restore it from a backup; without one, a syncer that still merges this fragment writes a "
+    "snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, isthmus heal names what is to be deleted, "
+    "and the run goes on from the version before (fragment … can be read up to version …)",
+    means="The newest commits are gone. The snapshot of the last one shows that they existed.",
+    do=HEAL,
+    then="`ok log: commits` once the objects are restored from a backup",
+)
+@row(
+    "status",
+    "the log of fragment … is damaged: commits/…: is missing, like all commits after it, and a snapshot or a value of version … is "
+    "there (a snapshot is used only together with its commit)",
+    means="The newest commits are gone. The snapshot of the last one shows that they existed; it alone is not used.",
+    do="isthmus heal … says what can be done",
+    then="As `isthmus heal` says.",
+    lost="without a backup: what those commits merged",
+)
+@pytest.mark.parametrize("backup", [True, False], ids=["restored", "deleted"])
+async def test_the_newest_commits_that_are_missing(folder: Path, backup: bool) -> None:
+    """It was called a hole with which the run goes on, since the snapshot is newer than the first one that is missing."""
+    here, noticed, seen = mine(test_the_newest_commits_that_are_missing)
+    async with world(folder, FEW) as w:
+        await adopted_by_a(w, folder)
+        await hold_all(w)  # it leaves a snapshot
+        newest = (await newest_commit(w, 0)).version
+        lost = [folder / commit_key(0, version) for version in (newest - 1, newest)]
+        kept = [path.read_bytes() for path in lost]
+        for path in lost:
+            path.unlink()
+        code, told = await isthmus("status", w.run.url, "--check")
+        assert (code, seen.is_in(told)) == (1, True), told
+        assert "a hole in its history" not in told
+        code, told = await isthmus("doctor", w.run.url, "--size", "0.02")
+        assert (code, noticed.is_in(told)) == (1, True), told
+        told = await heal(here, w)
+        if backup:
+            for path, data in zip(lost, kept, strict=True):
+                path.write_bytes(data)
+        else:
+            found = re.search(r", delete (.+?) with .* they go on from version (\d+)", told)
+            assert found is not None, told
+            assert int(found[2]) == newest - 2
+            for name in found[1].split(" and "):
+                Path(name).unlink()
+            delete_named(told, folder)
+            await w.learner("a").join()
+        await sound(w)
+
+
+@row(
+    "heal",
     "fragment … cannot be healed: the chain of commits is broken: …: not a commit: …",
     means="A commit is damaged, and later versions exist.",
     do="restore that object from a backup, or go on in a new run from the newest version that can be exported (`isthmus "

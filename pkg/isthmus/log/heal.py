@@ -39,6 +39,7 @@ from isthmus.log.holes import (
     FROM_BEFORE,
     GOES_ON,
     IN_A_NEW_RUN,
+    Beyond,
     known_beyond,
     last_missing,
     require_chain,
@@ -255,24 +256,26 @@ async def _broken(log: Log, of: Diagnosis, error: LogCorrupt) -> Diagnosis:
     if error.key.startswith(MEMBERS):
         return replace(of, hopeless=str(error))
     p, version, run = of.fragment, commit_in(error.key), log.run.url
-    beyond = await known_beyond(log, p, version, lists=True) if version else []
-    if not version or max(beyond, default=version) > version:
+    beyond = await known_beyond(log, p, version, lists=True) if version else Beyond((), (), ())
+    if not version or beyond.commits:
         missing = IN_A_NEW_RUN in error.detail
         said = str(error) if missing else f"the chain of commits is broken: {error}; {RESTORE}"
         return replace(of, hopeless=said)
     there = [error.key] if await is_there(log.store, error.key) else []
-    there += [key for at, key in await log.snapshots(p) if at == version]
+    there += sorted(beyond.keys)
     delete = (
         f"delete {' and '.join(f'{run}/{key}' for key in there)} with the credentials of the store's administrator (no "
         f"participant may delete {agreeing(len(there), 'it', 'them')})"
     )
     go_on = f"and start them again: they go on from version {version - 1}"
-    adopted = (await _adopted(log, p, version)).get(version)
-    if adopted or beyond:
+    adopted = sorted({name for names in (await _adopted(log, p, version)).values() for name in names})
+    if adopted or beyond.others:
         rest = f" Updates of {listed(adopted, ADOPTED_MAX)} rest on it." if adopted else ""
         found = LogCorrupt(error.key, error.detail.removesuffix(f": {FROM_BEFORE}"))
+        several = max(beyond.others, default=version) > version
+        newest, them = ("the newest commits are lost", "them") if several else ("the newest commit is lost", "it")
         said = (
-            f"the newest commit is lost: {found}.{rest} Restore it from a backup. Without one: if a syncer still "
+            f"{newest}: {found}.{rest} Restore {them} from a backup. Without one: if a syncer still "
             "merges this fragment, let it go on for a version or more, and stop it with SIGTERM: it writes a snapshot, "
             f"and the run goes on from that. If none does, stop all syncers and learners, {delete}, "
             f"and {know_it()}, {go_on}; {ALONE}"

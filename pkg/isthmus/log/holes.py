@@ -6,6 +6,7 @@ end would commit a second version under the same number, and the fragment could 
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
@@ -52,14 +53,22 @@ IN_A_NEW_RUN = (
 )
 """The advice for a commit that is missing before others."""
 
+_TOGETHER = "a snapshot is used only together with its commit"
+
 FROM_BEFORE = f"{_IN_MEMORY}isthmus heal names what is to be deleted, and the run goes on from the version before"
-"""The advice for the newest commit, if it is missing."""
+"""The advice for the newest commits, if they are missing."""
 
 
-def lacking(version: int, known: int) -> str:
-    """Return what is wrong with a commit that is missing. `known`: the newest version that has any object."""
+def lacking(version: int, known: int, *, commits: bool = True) -> str:
+    """Return what is wrong with a commit that is missing.
+
+    `known`: the newest version that has any object. `commits`: whether a commit from `version` on is there.
+    """
     if known == version:
-        return "is missing, and its snapshot is there (a snapshot is used only together with its commit)"
+        return f"is missing, and its snapshot is there ({_TOGETHER})"
+    if not commits:
+        later = f"a snapshot or a value of version {known} is there ({_TOGETHER})"
+        return f"is missing, like all commits after it, and {later}"
     return f"is missing, and version {known} is there"
 
 
@@ -118,16 +127,33 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
     known = await known_beyond(log, fragment, head + 1, lists=lists)
     key = commit_key(fragment, head + 1)
     # There is no hole if a syncer has committed this version meanwhile.
-    if known and not await is_there(log.store, key):
-        raise LogCorrupt(key, _gone(head + 1, max(known)), (fragment, head))
+    if known.newest is not None and not await is_there(log.store, key):
+        raise LogCorrupt(key, _gone(head + 1, known.newest, commits=bool(known.commits)), (fragment, head))
 
 
-def _gone(version: int, known: int) -> str:
+def _gone(version: int, known: int, *, commits: bool) -> str:
     """Describe a missing commit that the run needs, and the advice for it."""
-    return f"{lacking(version, known)}: {FROM_BEFORE if known == version else IN_A_NEW_RUN}"
+    return f"{lacking(version, known, commits=commits)}: {IN_A_NEW_RUN if commits else FROM_BEFORE}"
 
 
-async def known_beyond(log: Log, fragment: int, head: int, *, lists: bool = False) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """What is stored of versions beyond the end of a fragment's log."""
+
+    commits: Sequence[int]
+    """Versions with a commit."""
+    others: Sequence[int]
+    """Versions with a snapshot or a value."""
+    keys: Sequence[str]
+    """The keys of these snapshots and values."""
+
+    @property
+    def newest(self) -> int | None:
+        """The newest version that has any of these; None if none has."""
+        return max((*self.commits, *self.others), default=None)
+
+
+async def known_beyond(log: Log, fragment: int, head: int, *, lists: bool = False) -> Beyond:
     """Return versions after `head` with a commit or (with `lists`) a published value, and of snapshots from it.
 
     Looks at the next `AHEAD` commits, at all snapshots, and with permission to list them at all values. Raises
@@ -135,9 +161,9 @@ async def known_beyond(log: Log, fragment: int, head: int, *, lists: bool = Fals
     """
     versions = range(head + 1, head + 1 + AHEAD)
     found = await asyncio.gather(*(_is_commit(log, fragment, version) for version in versions))
-    known = [version for version, there in zip(versions, found, strict=True) if there]
-    known += [
-        v
+    commits = [version for version, there in zip(versions, found, strict=True) if there]
+    keys = [
+        key
         for v, key in await log.snapshots(fragment)
         if v >= head and await _is_genuine(log, fragment, key, SnapshotHeader)
     ]
@@ -147,8 +173,8 @@ async def known_beyond(log: Log, fragment: int, head: int, *, lists: bool = Fals
         except Denied:
             entries = []
         beyond = [e.key for e in entries if version_in(e.key) > head]
-        known += [version_in(key) for key in beyond if await _is_genuine(log, fragment, key, ValueHeader)]
-    return known
+        keys += [key for key in beyond if await _is_genuine(log, fragment, key, ValueHeader)]
+    return Beyond(commits, [version_in(key) for key in keys], keys)
 
 
 async def _is_commit(log: Log, fragment: int, version: int) -> bool:
@@ -185,18 +211,18 @@ async def require_commits(log: Log, fragment: int, head: int, accepted: Collecti
     except Denied:
         await require_whole(log, fragment, head)
         first = max([1, *(version for version, _ in snapshots if version <= head)])
-        await _require_all(log, fragment, range(first, head + 1), head, snapshots, accepted)
+        await _require_all(log, fragment, range(first, head + 1), head, head, snapshots, accepted)
         return first
     there = {version for entry in entries if (version := commit_in(entry.key))}
     # A key beyond the end counts only if there is a valid commit under it.
     beyond = sorted(version for version in there if version > head)[:AHEAD]
-    known = [version for version in beyond if await _is_commit(log, fragment, version)]
-    known += [v for v, key in snapshots if v > head and await _is_genuine(log, fragment, key, SnapshotHeader)]
-    newest = max([head, *known])
+    commits = [version for version in beyond if await _is_commit(log, fragment, version)]
+    others = [v for v, key in snapshots if v > head and await _is_genuine(log, fragment, key, SnapshotHeader)]
+    newest = max([head, *commits, *others])
     # Commits may be created while a long listing is read, so versions that it lacks are requested before they are
     # reported missing. Versions beyond the end are requested too: a store may list objects that it does not return.
     asked = (v for v in range(1, newest + 1) if v not in there or v > head)
-    await _require_all(log, fragment, asked, newest, snapshots, accepted)
+    await _require_all(log, fragment, asked, max([head, *commits]), newest, snapshots, accepted)
     listed = commit_key(fragment, min(beyond, default=head))
     if beyond and not await is_there(log.store, listed):
         raise LogCorrupt(listed, "is listed, and the store does not give it out", (fragment, head))
@@ -252,27 +278,41 @@ async def _require_all(
     log: Log,
     fragment: int,
     versions: Iterable[int],
+    end: int,
     newest: int,
     snapshots: Sequence[tuple[int, str]],
     accepted: Collection[int],
 ) -> None:
+    """Raise `LogCorrupt` if the commit of one of these versions is missing. `end`: the newest version with a commit;
+    `newest`: the newest one with any object."""
     for asked in batched(versions, AHEAD):
         found = await asyncio.gather(*(is_there(log.store, commit_key(fragment, version)) for version in asked))
         for version, there in zip(asked, found, strict=True):
             if not there:
-                # A snapshot is used only together with the commit that published it.
-                passed = any(version < at <= newest for at, _ in snapshots)
+                passed = await _goes_on(log, fragment, version, [at for at, _ in snapshots if at <= newest])
                 if passed and version in accepted:
                     continue
-                more = f"{lacking(version, newest)}: {GOES_ON}" if passed else _gone(version, newest)
+                gone = _gone(version, newest, commits=end > version)
+                more = f"{lacking(version, newest)}: {GOES_ON}" if passed else gone
                 raise LogCorrupt(commit_key(fragment, version), more, (fragment, version - 1))
+
+
+async def _goes_on(log: Log, fragment: int, version: int, snapshots: Iterable[int]) -> bool:
+    """Return whether one of these snapshots, by version, stands in for what is missing up to a version.
+
+    A snapshot is used only together with the commit that published it.
+    """
+    for at in sorted(snapshots, reverse=True):
+        if at > version and await is_there(log.store, commit_key(fragment, at)):
+            return True
+    return False
 
 
 async def with_advice(log: Log, fragment: int, version: int, error: LogCorrupt) -> LogCorrupt:
     """Return an error about a version's object; if a later snapshot is there, it says that only `replay` needs it."""
     if error.key.startswith(MEMBERS) or GOES_ON in error.detail:
         return error
-    if not any(at > version for at, _ in await log.snapshots(fragment)):
+    if not await _goes_on(log, fragment, version, [at for at, _ in await log.snapshots(fragment)]):
         return error
     return LogCorrupt(error.key, f"{error.detail}: {GOES_ON}", refused=error.refused)
 
