@@ -167,7 +167,8 @@ def run(arguments: settings_classes.Plan) -> int:
             "without loss; the memory of a learner is that of its first rank's host (docs/your-loop.md)",
             highlight=False,
         )
-    if (seconds := found.checkpoint_s) != CHECKPOINT_S:
+    none = any(choice.name == "checkpoint" and "none is stored" in choice.reason for choice in found.choices)
+    if (seconds := found.checkpoint_s) != CHECKPOINT_S and not none:
         console.print(_checkpoints(seconds), highlight=False)
     if arguments.compare and (dear := _dear_checkpoints(found, "the egress")):
         console.print(dear, highlight=False)
@@ -539,9 +540,10 @@ def _show(found: Plan, *, details: bool) -> None:
     priced = f", {found.per_usd:.4g} per dollar" if day["gpu_usd"] else ""
     console.print(
         f"all learners together learn as much in a second as {found.learnt:.4g} of their steps do in data parallel"
-        f"{priced}; of all settings that the links can carry, the plan chooses those that learn most; figures "
-        f"that differ by less than the forecast's error of {learning.error():.0%} are ties (the reasons name the "
-        "rule); what is extrapolated may err by more, nobody knows by how much",
+        f"{priced}; of all settings that are tried (H up to {PERIODS[-1]}) and that the links can carry, the plan "
+        "chooses those that learn most; figures that differ by less than the forecast's error of "
+        f"{learning.error():.0%} are ties (the reasons name the rule); what is extrapolated may err by more, nobody "
+        "knows by how much",
         highlight=False,
     )
     console.print(
@@ -660,7 +662,10 @@ def _who(island: Island) -> str:
 def _forecasts(found: Plan) -> list[Table]:
     """Return two tables of the learners: how their time is used, and the traffic on their links."""
     time = _columns("what to expect", ("learner", "utilisation", "goodput", "tokens merged", "memory of one"))
-    links = _columns("over its links", ("learner", "up", "down", "round trip", "GB a day, up + down", "requests a day"))
+    links = _columns(
+        "over its links (shares are without restarts, bytes and requests are of a day without pauses)",
+        ("learner", "up", "down", "round trip", "GB a day, up + down", "requests a day"),
+    )
     for f in found.forecasts:
         time.add_row(
             _who(f.island),

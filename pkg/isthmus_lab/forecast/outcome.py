@@ -615,7 +615,8 @@ def _day(
             egress_usd += received * prices.egress_gb + sent * f.island.sending_usd_gb(prices)
             checkpoints_usd += f.checkpoints_gb_day * f.island.count * f.island.sending_usd_gb(prices)
     stored = rules.fragments * KEPT_VERSIONS * (learners * wire.up + wire.down)
-    stored += params * state_bytes(rules) * KEPT_VERSIONS / between + 2.0 * learners * checkpoint
+    stored += params * state_bytes(rules) * KEPT_VERSIONS / between
+    stored += 2.0 * learners * checkpoint if checkpoint <= OBJECT_MAX else 0.0
     reads = totals.get("get", 0.0)
     writes = sum(totals.values()) - reads
     found = {

@@ -240,7 +240,7 @@ def _codec_tie(case: Case, found: Found) -> str:
         rule = f"{measured}, then {fine}; " if lossier(case, best) else f"{fine}, then {measured}; "
     return (
         f"the codec is a tie: {pairs} within the forecast's error of {learning.error():.0%} ({top.rules.codec_up} up, "
-        f"{top.rules.codec_down} down at H = {top.period} {_beside(case, top, best)}"
+        f"{top.rules.codec_down} down at {_period(top)} {_beside(case, top, best)}"
         f"{_extrapolated(top)}); {rule}of those left, the one with the fewest bits of those nearest "
         f"to the highest figure, in steps of {TIE_STEP:.0%}, is taken"
     )
@@ -257,7 +257,13 @@ def _named(of: Rules) -> str:
 def _with(of: Outcome) -> str:
     """Return the name of a way to merge with its H and its codecs; they may differ from those that are taken."""
     rules = of.rules
-    return f"{_named(rules)} (H = {of.period}, {rules.codec_up} up, {rules.codec_down} down)"
+    return f"{_named(rules)} ({_period(of)}, {rules.codec_up} up, {rules.codec_down} down)"
+
+
+def _period(of: Outcome) -> str:
+    """Return the period to be given, and what a run makes of it."""
+    to = f", which a run lengthens to {of.period}" if of.period > of.rules.sync_every else ""
+    return f"H = {of.rules.sync_every}{to}"
 
 
 def _per_usd(case: Case) -> str:
@@ -495,6 +501,8 @@ def _same(fixed: Fixed, best: Outcome) -> Fixed:
 
 def _why_checkpoint(case: Case, best: Outcome) -> str:
     """Return the reason for the time between two checkpoints of a learner."""
+    if best.checkpoint > OBJECT_MAX:
+        return f"none is stored: {best.checkpoint / 1e9:.3g} GB are more than one object takes"
     size = f"{best.checkpoint / 1e9:.3g} GB each"
     if best.checkpoint_s <= CHECKPOINT_S:
         return f"seconds between two, the least; {size}, at most {CHECKPOINT_SHARE:.0%} of every uplink"

@@ -642,7 +642,8 @@ def _traffic_usd(
     rounds = np.ceil(by_bytes / np.maximum(1.0, learners * each.up))
     between = np.minimum(Pace().snapshot_every, np.maximum(1.0, rounds))
     kept = p * KEPT_VERSIONS * (learners * each.up + each.down) + case.params * state * KEPT_VERSIONS / between
-    usd = usd + (kept + 2.0 * learners * whole) / 1e9 * prices.storage_gb_month / 30.0
+    kept = kept + np.where(whole <= OBJECT_MAX, 2.0 * learners * whole, 0.0)
+    usd = usd + kept / 1e9 * prices.storage_gb_month / 30.0
     # Large objects take more requests than `traffic` measures: parts and ranges.
     reads = rounds_day * learners * (_reads(each.down) + _reads(each.up) - 2.0)
     parts = learners * (_writes(each.up) - 1.0) + _writes(each.down) - 1.0 + (_writes(size) - 1.0) / between
