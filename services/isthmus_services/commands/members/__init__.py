@@ -89,7 +89,8 @@ async def _vouched(
     An entry whose name is a pattern stands for several learners, and gets a signature for each.
     """
     held = by_learner(checkpoints_in(await log.store.list(LEARNERS)))
-    found, resumes = [], list[str]()
+    found = []
+    resumes: Sequence[str] = ()
     for member in entries:
         earlier = next((m for m in before.members if m.name == member.name), None)
         if member.role != MemberRole.LEARNER or earlier is None or earlier.key == member.key:
