@@ -267,7 +267,7 @@ def test_what_could_not_be_stored_in_time_is_said(
     for name in ("DRAIN_S", "LAST_S", "CLOSE_S", "LEAVE_S"):
         monkeypatch.setattr(agent_thread, name, 0.1)
     monkeypatch.setattr(agent_thread, "LAST_BYTES_S", 1e12)
-    slow["checkpoints"] = 4.0
+    slow["checkpoints"] = 60.0
     link.close(wait=0)
     assert "uploads and checkpoints under way did not finish within 0 s" in caplog.text
     assert "no checkpoint of step 2 was stored, its last: a restart goes on after step 1" in caplog.text

@@ -48,7 +48,7 @@ def temporary() -> Iterator[bool]:
         if not Path("/proc", left.name.removeprefix("isthmus-")).exists():
             shutil.rmtree(left, ignore_errors=True)
     mine = MEMORY / f"isthmus-{os.getpid()}"
-    mine.mkdir(mode=0o700)
+    mine.mkdir(mode=0o755)  # tests start processes of other users
     os.environ["TMPDIR"] = str(mine)
     try:
         yield True
