@@ -3,6 +3,12 @@
 import itertools
 from collections.abc import Iterable, Sequence
 
+FROZEN = (
+    "ps -o stat= -p PID (its first log line has it) says T if it is frozen (kill -CONT PID wakes it) and D if it waits "
+    "for a disk"
+)
+"""What to type beside a process that is silent, but alive."""
+
 
 def an(noun: str) -> str:
     """Return a noun after its article: `a syncer`, `an owner`, and `a unit`, by its sound."""

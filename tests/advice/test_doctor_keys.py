@@ -37,3 +37,20 @@ def test_a_key_that_the_store_does_not_know(
         doctor.finds(run, "--role", "collector")
         there.answers = OPEN
         doctor.finds_no_more(run, "--role", "collector")
+
+
+@row(
+    "doctor", "store: access: …: the secret key does not fit the access key (SignatureDoesNotMatch), signed with …",
+    means="The secret key is another one than the store has for this access key.",
+    do="correct the secret key, where the error says that it is from; if `isthmus create` made it, give this participant a copy "
+    "of its folder again",
+    then="`ok store: access`",
+)  # fmt: skip
+def test_a_secret_key_that_is_another_one(doctor: Doctor, moto: Server, use: Callable[[Server], None]) -> None:
+    with gate(moto.url) as there:
+        use(replace(moto, url=there.url, environment={**moto.environment, "AWS_ENDPOINT_URL": there.url}))
+        run = small_run(f"s3://wrong-secret-{os.getpid()}/run", make=True)
+        there.answers = lambda method, path, size: error("SignatureDoesNotMatch")
+        doctor.finds(run, "--role", "collector")
+        there.answers = OPEN
+        doctor.finds_no_more(run, "--role", "collector")

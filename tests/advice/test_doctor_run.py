@@ -371,7 +371,9 @@ async def test_the_bus_of_another_run_while_the_run_stands_still(
     "doctor", "run: bus: syncers were heard here, and the last word of one is … to … s old; the last commit is … s old",
     means="All syncers have ended, or are cut off from this bus. Learners train on, and nothing is merged. It is a warning for "
     "`--role syncer`, where they stopped in order, and after a minute without a commit, since the run may be over.",
-    do="unless the run is over, start a syncer again by its old command; its log says why it ended (nothing, "
+    do="unless the run is over: if a syncer lives (pgrep -af isthmus on its machine), ps -o stat= -p PID (its first log line has "
+    "it) says T if it is frozen (kill -CONT PID wakes it) and D if it waits for a disk; else start one again by its old "
+    "command; its log says why it ended (nothing, "
     "if it was killed: its machine or container engine may know)",
     then="`ok run: bus: the run's syncers are heard here`",
     lost=A_GAP,

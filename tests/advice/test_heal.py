@@ -275,7 +275,7 @@ async def test_a_hole_is_accepted_only_where_the_run_goes_on_without_it(folder: 
     "fragments … cannot be healed: members/…: is missing",
     means="A version of the membership is gone, so that commits made under it cannot be verified. The commits are whole. "
     "Processes that run know that version, and go on; none can start.",
-    do="restore it from a backup; the commits cannot be judged until then",
+    do="restore it from a backup; until then the commits cannot be judged, and no process can be started: let those that run go on",
     then="`… sound`",
     lost="without a backup: the run beyond that membership, except what can be exported from learners' checkpoints",
 )
@@ -295,7 +295,7 @@ async def test_a_hole_is_accepted_only_where_the_run_goes_on_without_it(folder: 
     "members/…: is missing",
     means="A version of the membership is gone, so that commits made under it cannot be verified. The commits are whole. "
     "Processes that run know that version, and go on; none can start.",
-    do="restore it from a backup; the commits cannot be judged until then",
+    do="restore it from a backup; until then the commits cannot be judged, and no process can be started: let those that run go on",
     then="`… of … learners merge`",
     lost="without a backup: the run beyond that membership, except what can be exported from learners' checkpoints",
 )

@@ -121,6 +121,10 @@ IN_FOLDER = Advice(
 )
 LINK = "put a folder in the place of the link, with what the link leads to"
 KEY = "get a new access key from the store's administrator; if `isthmus create` made this one, run that again"
+SECRET = (
+    "correct the secret key, where the error says that it is from; if `isthmus create` made it, give this participant "
+    "a copy of its folder again"
+)
 CLOCK = "run an NTP client (chrony) on this machine"
 BUCKET = "{check}; if that is right, create it with an administrator's credentials: {command}"
 
@@ -155,6 +159,8 @@ def what_to_do(error: IsthmusError, url: str, refused: str, other: str, *, signe
         return CLOCK
     if DENIED["InvalidAccessKeyId"] in str(error):
         return KEY
+    if DENIED["SignatureDoesNotMatch"] in str(error):
+        return SECRET
     if isinstance(error, StoreFull):
         return freeing(advice_for(url).full, url, signed=signed)
     return refused if isinstance(error, Denied) else other

@@ -20,7 +20,7 @@ from isthmus.log.run import Run
 from isthmus.log.trust import KEY, OWNER, RUN_DIGEST, Trust, is_near, trust_of
 from isthmus.runtime.clock import Runtime
 from isthmus.store import open_store
-from isthmus.wording import an, key_file, lasting
+from isthmus.wording import FROZEN, an, key_file, lasting
 
 RECENT_S = 60.0
 """Somebody commits if the newest commit is not older than this [s]."""
@@ -199,8 +199,9 @@ async def _is_of_run(
             f"commit is {age_s:.0f} s old"
         )
         more = (
-            "unless the run is over, start a syncer again by its old command; its log says why it ended (nothing, if "
-            "it was killed: its machine or container engine may know)"
+            f"unless the run is over: if a syncer lives (pgrep -af isthmus on its machine), {FROZEN}; else start one "
+            "again by its old command; its log says why it ended (nothing, if it was killed: its machine or container "
+            "engine may know)"
         )
         if full:
             said += "; the store is full"

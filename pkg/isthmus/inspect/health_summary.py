@@ -42,7 +42,7 @@ from isthmus.reasons import (
     Reason,
     remedy_of,
 )
-from isthmus.wording import agreeing, counted, fragments, key_flag, listed
+from isthmus.wording import FROZEN, agreeing, counted, fragments, key_flag, listed
 
 CLOCKS_S = 60.0
 """Two clocks that differ by more than this many seconds are reported."""
@@ -51,10 +51,6 @@ COMMITTED_S = 60.0
 """A commit younger than this many seconds shows that syncers and learners are at work, even if none is heard."""
 
 ALIVE = "on its machine, pgrep -af isthmus (a loop of your own: the name of its script) says whether it lives"
-FROZEN = (
-    "ps -o stat= -p PID (its first log line has it) says T if it is frozen (kill -CONT PID wakes it) and D if it waits "
-    "for a disk"
-)
 """What to type beside a process that is silent."""
 
 LOOK = "look on their machines whether they live (pgrep -af isthmus; for a loop of your own, the name of its script)"
@@ -375,7 +371,7 @@ def _quorum(status: Status, known: int) -> str:
 def _of_unheard(status: Status, bus: str) -> list[Part]:
     """Return the learners that have lately stored something and were not heard on this bus since, with what to do."""
     names = sorted(status.elsewhere)
-    if not names:
+    if not names or status.members_lost:  # who is not known as a member is not listened to
         return []
     # Without a syncer here, nothing says which of the two buses is the right one.
     do = (

@@ -44,6 +44,12 @@ GRACE_VERSIONS = 64
 Syncers read the membership before each commit, so this need only cover the commits made while the owner writes.
 """
 
+MISSING = (
+    "is missing: restore it from a backup; until then the commits cannot be judged, and no process can be started: let "
+    "those that run go on"
+)
+"""What is wrong with a version of the membership that is gone, and what to do."""
+
 CLOCKS_S = 300.0
 """By how much the clocks of those who decide together may differ."""
 
@@ -273,7 +279,7 @@ class Members:
             try:
                 blob = await checked.whole(store, key, Kind.MEMBERS)
             except ObjectMissing:
-                return f"{key}: is missing: restore it from a backup; the commits cannot be judged until then"
+                return f"{key}: {MISSING}"
             except RecordInvalid as error:
                 return str(_no_membership(known.version, error))
             if frame.digest(blob) != known.digest:

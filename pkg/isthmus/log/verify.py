@@ -47,7 +47,7 @@ from isthmus.format.records.objects import (
 )
 from isthmus.format.rules import STALENESS_MAX, CodecName
 from isthmus.log import merge
-from isthmus.log.membership import WRITERS, Members, MembershipUnknown
+from isthmus.log.membership import MISSING, WRITERS, Members, MembershipUnknown
 from isthmus.log.run import Run
 from isthmus.reasons import Clip, Reason
 from isthmus.wording import an
@@ -239,7 +239,7 @@ class Verifier:
             found = self.open(blob, key, CommitHeader)
         except MembershipUnknown:
             missing = keys.members_key(self.members.current.version + 1)
-            why = "is missing: restore it from a backup; the commits cannot be judged until then"
+            why = MISSING
             raise LogCorrupt(missing, why) from None
         except RecordInvalid as error:
             what = "a syncer's commit" if error.reason in _OF_AUTHORS else "a commit"
