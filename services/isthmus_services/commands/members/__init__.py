@@ -90,7 +90,7 @@ async def _vouched(
     """
     held = by_learner(checkpoints_in(await log.store.list(LEARNERS)))
     found = []
-    resumes: Sequence[str] = ()
+    resumes: list[str] = []
     for member in entries:
         earlier = next((m for m in before.members if m.name == member.name), None)
         if member.role != MemberRole.LEARNER or earlier is None or earlier.key == member.key:
