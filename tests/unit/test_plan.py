@@ -701,3 +701,34 @@ def test_one_learner_has_no_link_at_which_it_begins_to_pay(learners: int, capsys
     assert main(["plan", "--compare", *words]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert ("times it): it pays" in said) == (learners > 1), said
+
+
+def test_checkpoints_that_no_object_takes_are_neither_stored_nor_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "plan",
+        "--learners",
+        "4",
+        "--up",
+        "100",
+        "--down",
+        "100",
+        "--merge",
+        "rda",
+        "--sync-every",
+        "48",
+        "--params",
+    ]
+    stored = dict[str, float]()
+    for params in ("2.4e11", "2.6e11"):
+        assert main([*words, params]) == 0
+        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        found = re.search(r"([0-9,]+) GB stored", said)
+        assert found is not None
+        stored[params] = float(found[1].replace(",", ""))
+        fits = params == "2.4e11"
+        assert ("pass each learner --checkpoint" in said) == fits
+        assert ("none is stored: 5.2 TB are more than one object takes" in said) == (not fits)
+        assert (" TB each take so long at " in said) == fits
+    assert stored["2.4e11"] - stored["2.6e11"] > 2 * 4 * 4800 - 0.1 * stored["2.6e11"], (
+        "two checkpoints of each learner"
+    )

@@ -266,6 +266,13 @@ def _period(of: Outcome) -> str:
     return f"H = {of.rules.sync_every}{to}"
 
 
+def _size(count: float, least: float) -> str:
+    """Return a number of bytes in the unit in which it is read; `least`: the smallest of these units [bytes]."""
+    units = {1e6: "MB", 1e9: "GB", 1e12: "TB", 1e15: "PB"}
+    unit = max((u for u in units if least <= u <= count), default=least)
+    return f"{count / unit:.3g} {units[unit]}"
+
+
 def _per_usd(case: Case) -> str:
     return " per dollar" if case.gpu_usd else ""
 
@@ -303,7 +310,7 @@ def _reasons(case: Case, fixed: Fixed, found: Found) -> list[Choice]:
             value=rules.fragments,
             reason=why(
                 "fragments",
-                f"updates of {best.wire.up / 1e6:.3g} MB, at most one per step, spread evenly over the period",
+                f"updates of {_size(best.wire.up, 1e6)}, at most one per step, spread evenly over the period",
             ),
         ),
         Choice(
@@ -502,8 +509,8 @@ def _same(fixed: Fixed, best: Outcome) -> Fixed:
 def _why_checkpoint(case: Case, best: Outcome) -> str:
     """Return the reason for the time between two checkpoints of a learner."""
     if best.checkpoint > OBJECT_MAX:
-        return f"none is stored: {best.checkpoint / 1e9:.3g} GB are more than one object takes"
-    size = f"{best.checkpoint / 1e9:.3g} GB each"
+        return f"none is stored: {_size(best.checkpoint, 1e9)} are more than one object takes"
+    size = f"{_size(best.checkpoint, 1e9)} each"
     if best.checkpoint_s <= CHECKPOINT_S:
         return f"seconds between two, the least; {size}, at most {CHECKPOINT_SHARE:.0%} of every uplink"
     slowest = min(case.islands, key=lambda island: island.up_gbit_s)
