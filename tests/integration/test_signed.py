@@ -256,6 +256,24 @@ async def test_a_process_whose_key_was_replaced_leaves_the_checkpoint_that_the_o
 
 
 @in_virtual_time
+async def test_a_membership_that_cannot_be_read_costs_no_checkpoint(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")):
+            agent = w.by(EU).learner("eu", checkpoint_s=0.2)
+
+            async def damage() -> None:
+                await until(lambda: agent._claimed.stored_step is not None, "it has a checkpoint")
+                await w.store.put(members_key(2), b"junk")
+                before = agent._claimed.stored_step
+                await until(lambda: (agent._claimed.stored_step or 0) > (before or 0), "it stores another one")
+
+            async with asyncio.TaskGroup() as tasks:
+                damaged = tasks.create_task(damage())
+                tasks.create_task(train(agent, 2000, enough=damaged.done))
+
+
+@in_virtual_time
 async def test_damage_to_a_membership_that_was_read_before_is_found(folder: Path) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)

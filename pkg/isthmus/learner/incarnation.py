@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from isthmus.errors import Denied, Fenced, LogCorrupt, ObjectMissing, RankLost, RecordInvalid, Unavailable, told
@@ -227,7 +228,8 @@ class Incarnation:
         A process whose key was replaced does neither: nobody can go on from what it stores, and the oldest may be the
         one that the owner has vouched for.
         """
-        await self._log.members.refresh(self._store)
+        with suppress(Unavailable, Denied, LogCorrupt):  # a membership that cannot be read must cost no checkpoint
+            await self._log.members.refresh(self._store)
         if replaced(self._log, self._name):
             return
         step = drafted.header.step
