@@ -5,7 +5,6 @@ With `--compare`, the plan is compared with data parallel training in one place 
 import bisect
 import functools
 import math
-import platform
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,9 +19,9 @@ from isthmus.errors import InputError
 from isthmus.format.layout import Spec
 from isthmus.format.rules import CHECKPOINT_S, MergeRule, Rules
 from isthmus.learner.incarnation import RARER_MAX
-from isthmus.runtime.clock import single_threaded
 from isthmus_lab.commands import rates, settings_classes
-from isthmus_lab.forecast import learning, matrices, speeds
+from isthmus_lab.commands.plan_given import islands_of, measure, params_of, speeds_of
+from isthmus_lab.forecast import learning, matrices
 from isthmus_lab.forecast.compare import (
     ACROSS,
     ALONE,
@@ -33,7 +32,7 @@ from isthmus_lab.forecast.compare import (
     Way,
     compare,
 )
-from isthmus_lab.forecast.island import START_S, Island
+from isthmus_lab.forecast.island import Island
 from isthmus_lab.forecast.learning import RESTS_ON, SHORT, lab
 from isthmus_lab.forecast.outcome import (
     CHECKPOINT_SHARE,
@@ -52,13 +51,7 @@ from isthmus_services.board.prices import Prices
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import shared
 from isthmus_services.settings.prices import prices_of
-from isthmus_services.settings.tables import converted, read_table
-
-LEARNERS = 8
-"""Equal learners if neither `--learners` nor a file says how many."""
-
-GPUS = 8
-"""GPUs of each learner if `--gpus` is not given."""
+from isthmus_services.settings.tables import read_table
 
 STEP_TOKENS = 1e6
 
@@ -94,12 +87,12 @@ def run(arguments: settings_classes.Plan) -> int:
     With `--measure`, plan nothing and write this machine's speeds to a file.
     """
     if arguments.measure:
-        return _measure(Path(arguments.measure))
+        return measure(Path(arguments.measure))
     shared.require_iso_for_blocks(arguments.merge, arguments.iso_block)
     file = read_table(arguments.islands) if arguments.islands else {}
     assumed: list[str] = []
-    params, specs = _params(arguments, file)
-    islands = _islands(arguments, file, assumed)
+    params, specs = params_of(arguments, file)
+    islands = islands_of(arguments, file, assumed)
     prices = prices_of(arguments.prices, arguments.gpu_hour, assumed)
     fixed = Fixed(
         fragments=arguments.fragments,
@@ -109,7 +102,7 @@ def run(arguments: settings_classes.Plan) -> int:
         codec=arguments.codec,
         codec_down=arguments.codec_down,
     )
-    table, named = _speeds(arguments)
+    table, named = speeds_of(arguments)
     region = str(file.get("store_region", ""))
     planned = functools.partial(plan, params, islands, prices, store_region=region, speeds=table.of, specs=specs)
     found = planned(fixed=fixed)
@@ -167,8 +160,7 @@ def run(arguments: settings_classes.Plan) -> int:
             "without loss; the memory of a learner is that of its first rank's host (docs/your-loop.md)",
             highlight=False,
         )
-    none = any(choice.name == "checkpoint" and "none is stored" in choice.reason for choice in found.choices)
-    if (seconds := found.checkpoint_s) != CHECKPOINT_S and not none:
+    if (seconds := found.checkpoint_s) != CHECKPOINT_S and found.day["checkpoints_gb"]:
         console.print(_checkpoints(seconds), highlight=False)
     if arguments.compare and (dear := _dear_checkpoints(found, "the egress")):
         console.print(dear, highlight=False)
@@ -265,41 +257,6 @@ def init_line(found: Plan, model: str | None = None, bus: BusCosts | None = None
     return shlex.join(words)
 
 
-def _measure(path: Path) -> int:
-    when = f"{platform.node()}, Python {platform.python_version()}"
-    found = speeds.measured(single_threaded().now, _cpu(), when)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(speeds.written(found))
-    except OSError as error:
-        raise InputError(f"--measure {path}: {error.strerror}") from None
-    print(f"{path}: {found.cpu}, {found.how}; isthmus plan --speeds {shlex.quote(str(path))} uses it")
-    return 0
-
-
-def _cpu() -> str:
-    """Return the name of the processor's model."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _speeds(arguments: settings_classes.Plan) -> tuple[speeds.Table, str]:
-    """Return the syncer's speeds to plan with, and a name for them: the file, or the class of CPU."""
-    if arguments.speeds:
-        if arguments.cpu:
-            raise InputError("--speeds and --cpu both set the syncer's speed: use only one")
-        return speeds.table(read_table(arguments.speeds), arguments.speeds), f"{arguments.speeds}"
-    default, classes = speeds.classes()
-    name = arguments.cpu or default
-    if name not in classes:
-        raise InputError(f"--cpu {name}: choose one of {', '.join(classes)}, or measure: isthmus plan --measure FILE")
-    return classes[name], f"table, class {name}"
-
-
 def _finite(value: Any) -> Any:
     """Return the value with None in place of every float in it that is not finite."""
     if isinstance(value, dict):
@@ -324,132 +281,6 @@ def plain(found: Plan) -> dict[str, Any]:
         forecast["island"]["mtbf_hours"] = None if of.island.mtbf_hours == float("inf") else of.island.mtbf_hours
     report["warnings"] = found.warnings
     return report  # type: ignore[no-any-return]
-
-
-def _params(arguments: settings_classes.Plan, file: dict[str, Any]) -> tuple[float, list[Spec] | None]:
-    """Return how many parameters the model has, and with `--model` the specs of its tensors (else None)."""
-    given = [arguments.params is not None, arguments.model is not None, "params" in file]
-    if sum(given) != 1:
-        raise InputError(
-            "give the size of the model in exactly one way: --params 2.9e9, "
-            "--model PACKAGE.MODULE:FUNCTION, or params = in the file"
-        )
-    if arguments.model is not None:
-        shared.need("torch", "torch")
-        from isthmus.torch.model import specs_of
-
-        specs = specs_of(shared.callable_of(arguments.model, "--model")())
-        return float(sum(s.size for s in specs)), specs
-    params = arguments.params if arguments.params is not None else file["params"]
-    if not isinstance(params, int | float):
-        raise InputError(f"{arguments.islands}: params must be a number, not {params!r}")
-    return float(params), None
-
-
-_FLAGS = {
-    "count": "--learners",
-    "step_s": "--step-seconds",
-    "up_gbit_s": "--up",
-    "down_gbit_s": "--down",
-    "latency_s": "--latency",
-    "mtbf_hours": "--mtbf-hours",
-    "restart_s": "--restart",
-    "gpus": "--gpus",
-}
-"""The flags that describe equal learners, by the field of `Island` that each sets."""
-
-
-def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: list[str]) -> list[Island]:
-    """Return the learners. Append notes to `assumed` about values that the user did not give."""
-    if not arguments.islands:
-        if arguments.step_seconds is None:
-            assumed.append("1 s a step (--step-seconds)")
-        plain = Island(name="learner")
-        learners = arguments.learners or LEARNERS
-        links = {"up": plain.up_gbit_s, "down": plain.down_gbit_s}
-        for name, usual in links.items():
-            if (given := getattr(arguments, name)) is None:
-                assumed.append(f"{usual:g} Gbit/s {name} (--{name})")
-            else:
-                links[name] = rates.gbit_s(given)
-        if arguments.latency is None:
-            assumed.append(f"{plain.latency_s:g} s to the store (--latency)")
-        if arguments.mtbf_hours is None:
-            assumed.append("no learner ever fails (--mtbf-hours)")
-        elif arguments.restart is None:
-            assumed.append(f"{START_S:g} s to start after a failure (--restart)")
-        gpus = GPUS
-        if arguments.gpus is None:
-            assumed.append(f"{GPUS} GPUs a learner (--gpus)")
-        elif arguments.gpus % learners:
-            raise InputError(
-                f"--gpus {arguments.gpus}: cannot be divided equally among "
-                f"{learners} learners; describe unequal learners in a file (--islands)"
-            )
-        else:
-            gpus = arguments.gpus // learners
-        same = Island(
-            name="learner",
-            count=learners,
-            step_s=1.0 if arguments.step_seconds is None else arguments.step_seconds,
-            up_gbit_s=links["up"],
-            down_gbit_s=links["down"],
-            latency_s=plain.latency_s if arguments.latency is None else arguments.latency,
-            mtbf_hours=float("inf") if arguments.mtbf_hours is None else arguments.mtbf_hours,
-            restart_s=START_S if arguments.restart is None else arguments.restart,
-            gpus=gpus,
-        )
-        return [same.check(_FLAGS)]
-    for field, flag in _FLAGS.items():
-        name = flag.lstrip("-").replace("-", "_")
-        if getattr(arguments, name) is not None:
-            raise InputError(
-                f"{flag} describes equal learners, and {arguments.islands} describes each: leave {flag} out, and write "
-                f"{field} in the [[learner]] tables of the file"
-            )
-    unknown = sorted(file.keys() - {"params", "store_region", "learner"})
-    if unknown:
-        raise InputError(
-            f"{arguments.islands}: unknown {unknown[0]}: there are params, store_region and [[learner]] tables"
-        )
-    tables = file.get("learner")
-    if not isinstance(tables, list) or not tables:
-        raise InputError(f"{arguments.islands}: has no [[learner]] tables")
-    found = [
-        converted(_rated(table), Island, f"{arguments.islands}, learner {n + 1}") for n, table in enumerate(tables)
-    ]
-    plain = Island(name="learner")
-    for name, what in (
-        ("step_s", "1 s a step"),
-        ("gpus", f"{GPUS} GPUs"),
-        ("up_gbit_s", f"{plain.up_gbit_s:g} Gbit/s up"),
-        ("down_gbit_s", f"{plain.down_gbit_s:g} Gbit/s down"),
-        ("latency_s", f"{plain.latency_s:g} s to the store"),
-        ("mtbf_hours", "no failures"),
-    ):
-        if silent := [i.name for i, table in zip(found, tables, strict=True) if name not in table]:
-            assumed.append(f"{what} of {', '.join(silent)} ({name})")
-    if any(i.region for i in found):
-        if not file.get("store_region"):
-            assumed.append("the store is outside every learner's region (store_region)")
-        if silent := [i.name for i in found if not i.region]:
-            assumed.append(f"no egress of {', '.join(silent)} (region)")
-    fails = [(i, table) for i, table in zip(found, tables, strict=True) if not math.isinf(i.mtbf_hours)]
-    if silent := [i.name for i, table in fails if "restart_s" not in table]:
-        assumed.append(f"{START_S:g} s to start after a failure of {', '.join(silent)} (restart_s)")
-    return found
-
-
-def _rated(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a learner's table with rates that have a unit in Gbit/s. Raises `InputError` that names the field."""
-    found = dict(table)
-    for name in ("up_gbit_s", "down_gbit_s"):
-        if isinstance(given := table.get(name), str):
-            try:
-                found[name] = rates.gbit_s(given)
-            except InputError as error:
-                raise InputError(f"learner {table.get('name', '')}: {name} {error}") from None
-    return found
 
 
 def _links(island: Island) -> str:
@@ -542,8 +373,8 @@ def _show(found: Plan, *, details: bool) -> None:
         f"all learners together learn as much in a second as {found.learnt:.4g} of their steps do in data parallel"
         f"{priced}; of all settings that are tried (H up to {PERIODS[-1]}) and that the links can carry, the plan "
         "chooses those that learn most; figures that differ by less than the forecast's error of "
-        f"{learning.error():.0%} are ties (the reasons name the rule); what is extrapolated may err by more, nobody "
-        "knows by how much",
+        f"{learning.error():.0%} are ties (the reasons name the rule); what is extrapolated may err by more, by an "
+        "unknown amount",
         highlight=False,
     )
     console.print(
