@@ -102,7 +102,7 @@ class BusView:
     strangers: dict[str, float] = field(default_factory=dict)
     """By learner that is no member: when a batch was last received live on its stream, on the reader's clock."""
     outdated: dict[str, Outdated] = field(default_factory=dict)
-    """By learner: that a process of it has, or had at its end, the key from before a rotation."""
+    """By learner: the last batch that one of its processes signed with a key that the owner has replaced."""
     heads: dict[int, int] = field(default_factory=dict)
     announced: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By fragment: the newest version whose commit was announced live, and when, on the reader's clock."""

@@ -162,7 +162,7 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
         # The others have left: those that fell silent before did not end the run.
         young = merged_at > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
-        if strange and not status.taking_part:  # somebody trains, and is no member
+        if strange and not status.taking_part:  # learners train whom the membership does not name
             found = Health(False, [])
         damage = of_log(status, run)
         ailing = [
@@ -371,7 +371,7 @@ def _quorum(status: Status, known: int) -> str:
 def _of_unheard(status: Status, bus: str) -> list[Part]:
     """Return the learners that have lately stored something and were not heard on this bus since, with what to do."""
     names = sorted(status.elsewhere)
-    if not names or status.members_lost:  # who is not known as a member is not listened to
+    if not names or status.members_lost:  # status cannot read the messages of members it does not know
         return []
     # Without a syncer here, nothing says which of the two buses is the right one.
     do = (

@@ -225,8 +225,8 @@ class Incarnation:
     async def _store_one(self, drafted: UnwrittenCheckpoint) -> None:
         """Store a checkpoint, and delete the oldest beyond those that are kept.
 
-        A process whose key was replaced does neither: nobody can go on from what it stores, and the oldest may be the
-        one that the owner has vouched for.
+        A process whose key was replaced stores and deletes nothing: no process can go on from a checkpoint that the
+        old key signs, and the oldest checkpoint may be the one that the owner has vouched for.
         """
         with suppress(Unavailable, Denied, LogCorrupt):  # a membership that cannot be read must cost no checkpoint
             await self._log.members.refresh(self._store)

@@ -60,7 +60,7 @@ FROM_BEFORE = f"{_IN_MEMORY}isthmus heal names what is to be deleted, and the ru
 
 
 def lacking(version: int, known: int, *, commits: bool = True) -> str:
-    """Return what is wrong with a commit that is missing.
+    """Return in words that a commit is missing, and which later object shows that it existed.
 
     `known`: the newest version that has any object. `commits`: whether a commit from `version` on is there.
     """
@@ -298,9 +298,9 @@ async def _require_all(
 
 
 async def _goes_on(log: Log, fragment: int, version: int, snapshots: Iterable[int]) -> bool:
-    """Return whether one of these snapshots, by version, stands in for what is missing up to a version.
+    """Return whether syncers can go on from one of these snapshots, although an object up to `version` is missing.
 
-    A snapshot is used only together with the commit that published it.
+    `snapshots`: their versions. A syncer uses a snapshot only together with the commit that published it.
     """
     for at in sorted(snapshots, reverse=True):
         if at > version and await is_there(log.store, commit_key(fragment, at)):

@@ -20,8 +20,8 @@ async def keep(run: Run, store: Store, heads: Callable[[], Sequence[int]]) -> No
     """Write the run object again, byte by byte, if it is gone; where that is denied, log what to do, once.
 
     If it is there with other bytes, log that: no object is ever replaced. `store`: one that does not take a denial for
-    an outage. `heads`: the newest version of each fragment. If the newest commit of a fragment is gone, too, somebody
-    is deleting the whole run, and nothing is written.
+    an outage. `heads`: the newest version of each fragment. If the newest commit of a fragment is gone, too, its
+    owner is deleting the whole run, and nothing is written.
     """
     denied, damaged = False, False
     while True:

@@ -282,7 +282,10 @@ class Plan(Reported):
         ),
     ] = False
     details: Annotated[
-        bool, Setting("give the reasons in full: what ties with merge and codec, and what was measured", flag_only=True)
+        bool,
+        Setting(
+            "print the full reasons of merge and codec: which others tie, and what the lab measured", flag_only=True
+        ),
     ] = False
     step_tokens: Annotated[
         float | None,

@@ -261,7 +261,7 @@ def _with(of: Outcome) -> str:
 
 
 def _period(of: Outcome) -> str:
-    """Return the period to be given, and what a run makes of it."""
+    """Return the period H that a user gives as --sync-every, and the period to which a run lengthens it."""
     to = f", which a run lengthens to {of.period}" if of.period > of.rules.sync_every else ""
     return f"H = {of.rules.sync_every}{to}"
 
