@@ -439,6 +439,21 @@ async def test_a_deleted_sqlite_file_is_made_again(tmp_path: Path) -> None:
         assert [m.body for m in (await reader.read({"s": position}, 1.0))["s"]] == [b"after"]
 
 
+async def test_reading_makes_no_sqlite_file_and_finds_what_is_written_later(tmp_path: Path) -> None:
+    """`isthmus status` with a mistyped --bus left a file there."""
+    url, run = f"sqlite://{tmp_path / 'deep' / 'bus.sqlite'}", os.urandom(32)
+    async with open_bus(url, run, None) as reader, open_bus(url, run, None) as writer:
+        assert await reader.read({"s": START}, 0.0) == {}
+        assert (await reader.tail("s"), await reader.names(), await reader.other_runs(60.0)) == ("0", set(), [])
+        assert list(tmp_path.iterdir()) == []
+        waiting = asyncio.ensure_future(reader.read({"s": START}, 10.0))
+        await asyncio.sleep(0.1)
+        await writer.append("s", b"later")
+        assert [m.body for m in (await waiting)["s"]] == [b"later"]
+        await reader.append("s", b"last")
+        assert [m.body for m in (await writer.read({"s": START}, 1.0))["s"]] == [b"later", b"last"]
+
+
 async def test_streams_that_nobody_writes_to_leave_the_sqlite_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

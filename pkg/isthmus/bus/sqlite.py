@@ -30,6 +30,9 @@ _LOCKED_TRIES = 100
 EXPIRE_S = 7 * 86400
 """A stream that has had no writes for about this long is dropped."""
 
+_ABSENT = -1
+"""Inode of a file that does not exist."""
+
 ROOM = 1 << 20
 """Free bytes on the disk below which an I/O error is put down to a lack of room."""
 
@@ -65,7 +68,7 @@ class SqliteBus(Bus):
         self._path = path
         self._run = run
         self._db: sqlite3.Connection | None = None
-        self._inode = -1
+        self._inode = _ABSENT
         self._written = 0
 
     @override
@@ -91,17 +94,19 @@ class SqliteBus(Bus):
                     db.execute(f"DELETE FROM messages WHERE (run, stream) IN (SELECT run, stream {old})", (EXPIRE_S,))
                     db.execute(f"DELETE {old}", (EXPIRE_S,))
 
-        await self._do(insert)
+        await self._do(insert, writes=True)
         self._written += 1
 
     @override
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
-        seen: tuple[int, int] | None = None
+        seen: tuple[int, ...] | None = None
         while True:
             # data_version changes when another connection has written; `_written` counts our own writes.
-            version = await self._do(lambda db: (int(db.execute("PRAGMA data_version").fetchone()[0]), self._written))
+            version = await self._do(
+                lambda db: (self._inode, int(db.execute("PRAGMA data_version").fetchone()[0]), self._written)
+            )
             if version != seen:
                 seen = version
                 found = await self._do(lambda db: self._after(db, positions))
@@ -167,11 +172,11 @@ class SqliteBus(Bus):
             return {stream: _newest(db, self._run, stream) for stream in streams}
         return dict(db.execute("SELECT stream, newest FROM streams WHERE run = ?", (self._run,)).fetchall())
 
-    async def _do(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+    async def _do(self, fn: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
         await asyncio.sleep(0)  # a statement never suspends; without this a busy writer would block the event loop
         for _ in range(_LOCKED_TRIES):
             try:
-                return fn(self._open())
+                return fn(self._open(writes=writes))
             except sqlite3.OperationalError as error:
                 message = str(error)
                 if self._lacks_room(error):
@@ -209,15 +214,21 @@ class SqliteBus(Bus):
         left = room_in(self._path.parent)
         return left.files == 0 or (kind == sqlite3.SQLITE_IOERR and left.bytes < ROOM)
 
-    def _open(self) -> sqlite3.Connection:
-        with contextlib.suppress(FileNotFoundError):
-            if self._db is not None and os.stat(self._path).st_ino == self._inode:
-                return self._db
+    def _open(self, *, writes: bool) -> sqlite3.Connection:
+        """Return the open file. One that is missing is made by the first write; until then, an empty one is read."""
+        inode = _ABSENT
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            inode = os.stat(self._path).st_ino
+        if self._db is not None and inode == self._inode and not (writes and inode == _ABSENT):
+            return self._db
         self.close()
         folder = self._path.parent
         # A folder that is made again would stand in the way of the one that comes back.
-        if self._inode != -1 and not folder.exists():
+        if self._inode != _ABSENT and not folder.exists():
             raise Unavailable(f"{self.url}: {folder} is gone: was it moved, or a mount lost?")
+        if not writes and not os.path.lexists(self._path):
+            self._db, self._inode = _prepared(":memory:"), _ABSENT
+            return self._db
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -228,18 +239,21 @@ class SqliteBus(Bus):
         # SQLite makes files that only their owner may write, whatever the umask or the folder's access list allows.
         with contextlib.suppress(OSError):
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666))
-        db = sqlite3.connect(self._path, isolation_level=None, timeout=0.0)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = OFF")  # the bus may lose everything, so waiting for the disk gains nothing
-            for statement in _SCHEMA:
-                db.execute(statement)
-            self._inode = os.stat(self._path).st_ino
-        except BaseException:
-            db.close()
-            raise
-        self._db = db
-        return db
+        self._db, self._inode = _prepared(self._path), os.stat(self._path).st_ino
+        return self._db
+
+
+def _prepared(path: Path | str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, timeout=0.0)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = OFF")  # the bus may lose everything, so waiting for the disk gains nothing
+        for statement in _SCHEMA:
+            db.execute(statement)
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def _newest(db: sqlite3.Connection, run: str, stream: str) -> int:
@@ -249,7 +263,7 @@ def _newest(db: sqlite3.Connection, run: str, stream: str) -> int:
 
 @asynccontextmanager
 async def open_sqlite(path: Path, run: str) -> AsyncIterator[SqliteBus]:
-    """Open the bus in a file; the file is created with the first request and closed with the context."""
+    """Open the bus in a file; the file is created with the first message and closed with the context."""
     bus = SqliteBus(path, run)
     try:
         yield bus
