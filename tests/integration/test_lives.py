@@ -136,7 +136,11 @@ async def test_a_learner_goes_on_at_its_checkpoint_and_the_ledger_covers_all_its
         again = await Life(w, "l0").start()
         assert again.boundary.step == last.boundary.step, "a learner that left on purpose loses nothing"
         assert again.agent.history.tokens_lost == last.agent.history.tokens_lost
-        await again.kill()
+        await again.steps(3)
+        await again.end()
+        third = await Life(w, "l0").start()
+        assert third.agent.history.first_loss == 1.0, "a process of three steps knows it from its checkpoint only"
+        await third.kill()
         await other
         await check_log(w)
 

@@ -63,6 +63,21 @@ def test_a_loss_that_loses_half_of_what_was_learnt_has_risen_until_it_comes_down
     assert watched([*learnt, *[5.0] * WINDOW, *[1.0] * WINDOW, *[5.0] * WINDOW]).risen is None, "not in a row"
 
 
+def test_a_process_that_goes_on_compares_with_the_first_losses_of_the_learner() -> None:
+    """Seen after a restart of a learner whose loss was near zero: it doubled, and nothing that was learnt was lost."""
+    again = [*[0.004] * WINDOW, *[0.008] * HIGH_WINDOWS * WINDOW]
+    assert watched(again).risen == (0.004, 0.008)
+    learner = watched([2.0, 2.5, 2.25, *[0.1] * WINDOW])
+    assert learner.first == 2.25
+    restarted = Losses(learner.first)
+    for step, loss in enumerate(again, 1):
+        restarted.add(step, loss)
+    assert (restarted.first, restarted.risen) == (2.25, None)
+    for step in range(HIGH_WINDOWS * WINDOW):
+        restarted.add(step, 1.5)
+    assert restarted.risen == (0.004, 1.5)
+
+
 def test_losses_that_say_nothing_are_left_out() -> None:
     found = watched([2.0] * WINDOW + [math.inf, math.nan, 1e300] * WINDOW)
     assert found.risen is None

@@ -326,6 +326,7 @@ class LearnerAgent:
             saver=saver,
             window=self.uplink.window,
             arrays=arrays,
+            first_loss=self.history.first_loss,
         )
         self._reporter.boundary = self.boundary
         return self.boundary

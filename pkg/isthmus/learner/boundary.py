@@ -270,16 +270,18 @@ class Boundary:
         saver: Saver | None = None,
         window: Window | None = None,
         arrays: Arrays | None = None,
+        first_loss: float | None = None,
     ) -> None:
         """Write the newest versions into the model; a fragment with a point goes on from the point's local work.
 
         `periods`: the shortest and the longest, in steps. `versions`: number, value and period (see `Ready`).
         `window` says whether the uplink has room for another upload; without it only `UPLOADS_MAX` is a limit.
+        `first_loss`: see `CheckpointHeader`.
         """
         self.step = step
         self.tokens_seen = tokens_seen
         self.loss: float | None = None
-        self._losses = Losses()
+        self._losses = Losses(first_loss)
         self.step_s = 0.0
         self.whole = True
         """Whether the last call ran to its end. Only then do the model and the counters belong to the same step."""
@@ -461,7 +463,8 @@ class Boundary:
         except Exception as error:
             logger.warning("no checkpoint of step %d: %s", self.step, told(error))
             return
-        self._tell(StateCopy(self.step, self.tokens_seen, self.loss, points, loop, self._now() - began))
+        held_s = self._now() - began
+        self._tell(StateCopy(self.step, self.tokens_seen, self.loss, points, loop, held_s, self._losses.first))
 
     def _point(self, fragment: int) -> FragmentCopy:
         slot, values = self.slots[fragment], self._arrays.empty(fragment)

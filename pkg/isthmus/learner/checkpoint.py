@@ -100,6 +100,8 @@ class StateCopy:
     loop: LoopState
     held_s: float = 0.0
     """Seconds for which copying held the training thread."""
+    first_loss: float | None = None
+    """See `CheckpointHeader`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +340,7 @@ def draft(
         tokens_seen=frozen.tokens_seen,
         tokens_lost=tokens_lost,
         loss=frozen.loss,
+        first_loss=frozen.first_loss,
         taken_at=taken_at,
         fragments=tuple(fragments),
         arrays=tuple(leaf.spec for leaf in leaves),

@@ -28,10 +28,13 @@ SCATTERS = 3.0
 class Losses:
     """Keeps the losses of the newest `STEPS_KEPT` steps that gave one of at most `LOSS_MAX` in size."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: float | None = None) -> None:
+        """Begin with no losses. `first`: what the first losses of a learner were that goes on from a checkpoint."""
         self._kept: deque[tuple[int, float]] = deque(maxlen=STEPS_KEPT)
         self._window: list[float] = []
-        self._first = self._lowest = math.nan
+        self.first = first
+        """The median of the first three losses; None until `WINDOW` are known."""
+        self._lowest = math.inf
         self._high = 0
         self.risen: tuple[float, float] | None = None
         """The level before and the mean of the newest window, if the loss has risen and not come down again."""
@@ -48,19 +51,19 @@ class Losses:
 
     def _judge(self, window: list[float]) -> None:
         now, scatter = statistics.fmean(window), statistics.median(abs(b - a) for a, b in itertools.pairwise(window))
-        if math.isnan(self._first):
-            self._first, self._lowest = statistics.median(window[:3]), math.inf
-        level = self._level(now)
+        if self.first is None:
+            self.first = statistics.median(window[:3])
+        level = self._level(now, self.first)
         high = level is not None and now - level > SCATTERS * scatter
         self._high = self._high + 1 if high else 0
         self.risen = (level, now) if level is not None and self._high >= HIGH_WINDOWS else None
         self._lowest = min(self._lowest, now)
 
-    def _level(self, now: float) -> float | None:
+    def _level(self, now: float, first: float) -> float | None:
         """Return the level before above which a window's mean is high; None if it is not. Losses may be negative."""
-        if now > ABOVE_FIRST * self._first > 0.0:
-            return self._first
-        half = (self._first + self._lowest) / 2.0
+        if now > ABOVE_FIRST * first > 0.0:
+            return first
+        half = (first + self._lowest) / 2.0
         return self._lowest if now > max(ABOVE_LOWEST * self._lowest, half) and self._lowest > 0.0 else None
 
     def mean_after(self, step: int) -> float | None:

@@ -84,6 +84,11 @@ class History:
         """The tokens trained in those steps."""
         return self.checkpoint.header.tokens_seen if self.checkpoint else 0
 
+    @property
+    def first_loss(self) -> float | None:
+        """The learner's first losses, if its checkpoint has them."""
+        return self.checkpoint.header.first_loss if self.checkpoint else None
+
     def let_go(self) -> None:
         """Drop the checkpoint's arrays, which are large, and keep its header. Call this after resuming from it."""
         if self.checkpoint is not None:

@@ -365,6 +365,8 @@ class CheckpointHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Numbers of the arrays that are in `parts`."""
     local: Any = None
     """Tensors of the model that are not merged, by name."""
+    first_loss: Finite | None = None
+    """The median of the learner's first three losses, if they are known. A restart compares later ones with it."""
 
 
 # --- objects of syncers -----------------------------------------------------------------------------------------------
