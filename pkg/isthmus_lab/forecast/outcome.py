@@ -384,6 +384,7 @@ class Outcome:
         return (self.fits, self.per_usd, 0.0 if self.fits else -self.load, -self.day["usd"], self.rules.sync_every)
 
 
+@lru_cache(maxsize=4096)  # the search looks at most of its outcomes several times
 def outcome(case: Case, rules: Rules) -> Outcome:
     """Return the outcome of these rules."""
     params, islands, learners = case.params, case.islands, case.learners

@@ -490,12 +490,13 @@ class _Grid:
 
     def contenders(self, among: Figures = True) -> Iterator[Outcome]:
         """Yield outcomes among which the best is; `among`: which combinations count."""
-        bound, fits = np.where(among, self.scores, -np.inf), self.load <= HEADROOM
-        long = np.broadcast_to(np.array(self.space.periods)[:, None, None], bound.shape)
-        order = np.lexsort((-long.ravel(), self.usd.ravel(), np.where(fits, 0.0, self.load).ravel(), -bound.ravel()))
+        bound = np.where(among, self.scores, -np.inf)
+        some = np.nonzero(np.isfinite(bound))
+        load, longest = self.load[some], -np.array(self.space.periods)[some[0]]
+        order = np.lexsort((longest, self.usd[some], np.where(load <= HEADROOM, 0.0, load), -bound[some]))
         best: Outcome | None = None
         for at in order:
-            where = np.unravel_index(at, bound.shape)
+            where = tuple(int(axis[at]) for axis in some)
             if best is not None and not self._may_be_better(bound, where, best):
                 return
             up, down = self.space.pairs[where[2]]
@@ -512,7 +513,7 @@ class _Grid:
             best = found if best is None or found.rank > best.rank else best
             yield found
 
-    def _may_be_better(self, bound: Figures, where: tuple[Figures, ...], best: Outcome) -> bool:
+    def _may_be_better(self, bound: Figures, where: tuple[int, ...], best: Outcome) -> bool:
         """Return whether a combination can have a higher rank; those before it in the order cannot."""
         if bound[where] < best.per_usd or not math.isfinite(bound[where]):
             return False
