@@ -270,7 +270,7 @@ async def test_a_membership_that_cannot_be_read_costs_no_checkpoint(folder: Path
 
             async with asyncio.TaskGroup() as tasks:
                 damaged = tasks.create_task(damage())
-                tasks.create_task(train(agent, 2000, enough=damaged.done))
+                tasks.create_task(train(agent, 1, enough=damaged.done))
 
 
 @in_virtual_time
