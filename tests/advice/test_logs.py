@@ -26,7 +26,7 @@ from integration.test_learner_warnings import Away
 from isthmus.agent import trouble
 from isthmus.agent.health import STOOD_S
 from isthmus.demo import trainer
-from isthmus.errors import Fenced, LogCorrupt
+from isthmus.errors import Fenced, InputError, LogCorrupt
 from isthmus.format.rules import CHECKPOINTS_KEPT, Hyperparameters, Pace, Rules
 from isthmus.link import agent_thread
 from isthmus.syncer import agent as syncer_agent
@@ -100,22 +100,36 @@ async def test_a_learner_of_which_nothing_was_merged(folder: Path) -> None:
     "log",
     "another process of the name … spoke less than … s ago: if it still runs, it ends now, and what it trained since its newest checkpoint is "
     "lost",
-    means="A learner that joins says this if its name was in use a moment ago: it was started twice, or it was killed and started again "
-    "at once.",
+    means="A learner that joins says this if its name was in use a moment ago, and nobody speaks under it now, or it was started with "
+    "`--takeover`.",
     like="A supervisor that restarts a killed learner at once: then nothing more is lost.",
     do="give each process a name of its own (--learner, join(learner=…))",
     then="Both train under their own names, and `isthmus status` lists both.",
     lost="what the older one trained since its last checkpoint and had not merged",
 )
+@row(
+    "log",
+    "another process of the name …, or an earlier join in this one, trains, and would end if this one took its name: end it first, or give "
+    "this one a name of its own (--learner, join(learner=…)). If it must end now: --takeover, or join(takeover=True); what it trained since "
+    "its newest checkpoint is lost",
+    means="A learner was started under a name under which another process is heard. The other one trains on; this one has ended.",
+    like="A process that is about to end, and a supervisor that starts the next one too early: it starts it again.",
+    do="what the message says",
+    then="Both train under their own names, or the one that is left goes on.",
+    lost="nothing, without `--takeover`",
+)
 async def test_two_processes_of_one_name(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    here, newer = mine(test_two_processes_of_one_name)
+    here, newer, refused = mine(test_two_processes_of_one_name)
     async with world(folder, FEW) as w, serving(w.syncer("s1")):
         older = w.learner("a")
         await older.join()
         older.attach(NumpyReplica(older.layout))
         running = asyncio.ensure_future(older.run())
         await asyncio.sleep(2 * w.run.pace.heartbeat_s)
-        async with training(w.learner("a")):
+        with pytest.raises(InputError) as told:
+            await w.learner("a").join()
+        assert refused.is_in(str(told.value))
+        async with training(w.learner("a", takeover=True)):
             with pytest.raises(BaseExceptionGroup) as ended:
                 await asyncio.wait_for(running, 20.0)
             (why,) = [e for e in flat(ended.value) if isinstance(e, Fenced)]

@@ -43,10 +43,10 @@ class Child:
         """The name of the current process."""
         return f"{self.name}-{self.lives}" if self.kind == "syncer" else self.name
 
-    def start(self) -> None:
-        """Start another process."""
+    def start(self, *more: str) -> None:
+        """Start another process, with more arguments."""
         self.lives += 1
-        arguments = [*self.arguments, "--name", self.life] if self.kind == "syncer" else self.arguments
+        arguments = [*self.arguments, *more, *(("--name", self.life) if self.kind == "syncer" else ())]
         if self.forked:
             self.process = forking.nursery().start(arguments, self.environment, self.log, self.log)
             return
@@ -71,7 +71,7 @@ class Child:
         """Start a second process of this name and supervise it. Return the older one, which must stop by itself."""
         older = self.process
         assert older is not None, "there is no older process"
-        self.start()
+        self.start("--takeover")
         return older
 
 

@@ -115,8 +115,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """Start `isthmus demo --board`, whose learners and syncers are killed."""
     out = tmp_path_factory.mktemp("board") / "demo"
     process = subprocess.Popen(
-        isthmus_command("demo", "--steps", str(STEPS), "--learners", str(LEARNERS), "--kill-every", "4",
-                        "--kill-syncer-every", "7", "--board", "--out", str(out)),
+        isthmus_command("demo", "--steps", str(STEPS), "--learners", str(LEARNERS), "--kill-every", "9",
+                        "--kill-syncer-every", "13", "--board", "--out", str(out)),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip

@@ -96,9 +96,12 @@ def test_errors_come_from_join_and_step_in_one_line_of_their_own(folder: Path) -
 
 
 def test_who_was_taken_over_is_told_by_step_in_one_line(folder: Path) -> None:
-    with join(folder, nn.Linear(4, 2)) as old, join(folder, nn.Linear(4, 2)), pytest.raises(Fenced) as caught:
-        while True:
-            old.step(tokens=1)
+    with join(folder, nn.Linear(4, 2)) as old:
+        with pytest.raises(InputError, match="another process of the name a, or an earlier join in this one, trains"):
+            join(folder, nn.Linear(4, 2))
+        with join(folder, nn.Linear(4, 2), takeover=True), pytest.raises(Fenced) as caught:
+            while True:
+                old.step(tokens=1)
     said = "".join(traceback.format_exception(caught.value))
     assert "asyncio" not in said
     assert "ExceptionGroup" not in said

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from isthmus.errors import Denied, Fenced, ObjectMissing
+from isthmus.errors import Denied, Fenced, InputError, ObjectMissing
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Body, Kind
 from isthmus.format.records.keys import claim_key
@@ -265,7 +265,7 @@ async def test_of_two_processes_of_one_name_the_older_stops(folder: Path) -> Non
     async with world(folder) as w, serving(w.syncer()):
         old = await Life(w, "l0").start()
         await old.steps(10)
-        new = await Life(w, "l0").start()
+        new = await Life(w, "l0", takeover=True).start()
         with pytest.raises(BaseExceptionGroup) as caught:
             for _ in range(100):
                 await asyncio.gather(old.steps(5), new.steps(5))
@@ -274,6 +274,35 @@ async def test_of_two_processes_of_one_name_the_older_stops(folder: Path) -> Non
         await new.steps(10)
         await new.end()
         await check_log(w)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("end", ["goes on", "leaves", "is killed"])
+async def test_a_name_in_use_is_taken_only_from_a_process_that_has_ended(folder: Path, end: str) -> None:
+    async with world(folder) as w, serving(w.syncer()):
+        old = await Life(w, "l0").start()
+        await old.steps(20)
+        if end == "is killed":
+            await old.kill()
+        second = Life(w, "l0")
+        starting = asyncio.ensure_future(second.start())
+        if end == "leaves":
+            await asyncio.sleep(0.001)
+            await old.end()
+        if end == "goes on":
+            with pytest.raises(
+                InputError, match=r"another process of the name l0.* --takeover, or join\(takeover=True"
+            ):
+                await starting
+            with pytest.raises(ObjectMissing):
+                await w.store.get(claim_key("l0", 2))
+            await old.steps(10)
+            await old.end()
+        else:
+            await starting
+            assert second.agent.incarnation == 2
+            await second.steps(3)
+            await second.end()
 
 
 @in_virtual_time

@@ -43,12 +43,13 @@ import sys
 import time
 import torch
 import isthmus
-def joined():
+def joined(takeover):
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return isthmus.join(sys.argv[1], model, optimizer, learner="a", create=isthmus.Rules(fragments=1, sync_every=2))
-first = joined()
-second = joined()
+    rules = isthmus.Rules(fragments=1, sync_every=2)
+    return isthmus.join(sys.argv[1], model, optimizer, learner="a", create=rules, takeover=takeover)
+first = joined(False)
+second = joined(True)
 until = time.monotonic() + 60.0
 while time.monotonic() < until:
     try:

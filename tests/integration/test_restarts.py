@@ -23,7 +23,6 @@ from support.restarts import (
 )
 
 
-
 @pytest.fixture(autouse=True)
 def _uncompiled() -> Iterator[None]:
     """torchao has its steps compiled, in C++ and for 18 seconds of processor time. What it keeps is the same without."""

@@ -228,7 +228,7 @@ class Cluster:
             toy = Watched(self.checker, seat.name, life, s.adopt, process.random, seat.step_s, seat.evaluation_s)
             body = learn(
                 ports, seat.name, toy, Times(), started=started, attached=toy.attached, stopping=stopping.is_set,
-                adopt=s.adopt, checkpoint_s=s.checkpoint_s,
+                adopt=s.adopt, checkpoint_s=s.checkpoint_s, takeover=life % 2 == 1,
             )  # fmt: skip
         task = process.start(body)
         if s.stall_s:

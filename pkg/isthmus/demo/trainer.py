@@ -57,7 +57,8 @@ class Task:
     run_digest: str | None = None
     insecure: bool = False
     manifest: str | None = None
-    """`key`, `owner`, `run_digest`, `insecure` and `manifest`: see `isthmus.join`."""
+    takeover: bool = False
+    """`key`, `owner`, `run_digest`, `insecure`, `manifest` and `takeover`: see `isthmus.join`."""
 
     def join(self, model: "nn.Module", optimizer: torch.optim.Optimizer, data: Stateful | None = None) -> Link:
         """Join the run under this task's learner name and return the link."""
@@ -77,6 +78,7 @@ class Task:
             run_digest=self.run_digest,
             insecure=self.insecure,
             manifest=self.manifest,
+            takeover=self.takeover,
         )
         self.joined(link)
         return link

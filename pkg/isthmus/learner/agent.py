@@ -72,6 +72,9 @@ WAIT_S = 20.0
 Process managers commonly give a process 30 s to end. The last checkpoint takes part of this time.
 """
 
+SILENT_BEATS = 2.0
+"""Heartbeats without a message after which a name that was in use a moment ago is free."""
+
 LOOK_S = 0.1
 """Seconds between two checks for these answers."""
 
@@ -96,8 +99,11 @@ class LearnerAgent:
         checkpoint_s: float = math.inf,
         make_backend: MakeBackend | None = None,
         manifest: manifests.Statement | None = None,
+        takeover: bool = False,
     ) -> None:
         """`manifest`: what the learner states about its training; None: it writes no manifest.
+
+        `takeover`: whether it takes its name from another process that still speaks under it.
 
         `make_backend` makes the learner's array backend from that of this process, which is the default.
 
@@ -141,6 +147,7 @@ class LearnerAgent:
         )  # fmt: skip
         reporter.of(self.uplink, self.downlink, self._claimed)
         self._manifest = manifest
+        self._takeover = takeover
         self._objection = ""
         """Why the charter lets no update be merged with this manifest, or empty."""
         self._done = False
@@ -192,7 +199,10 @@ class LearnerAgent:
     # --- joining ------------------------------------------------------------------------------------------------------
 
     async def join(self) -> None:
-        """Read the newest published values, find where earlier incarnations stopped, and claim the name."""
+        """Read the newest published values, find where earlier incarnations stopped, and claim the name.
+
+        Raises `InputError` if another process goes on speaking under the name, and this one must not take it over.
+        """
         now = await self._log.members.refresh(self._store)
         if objection := manifests.objection(now, self.name, self._manifest):
             raise InputError(f"{self._run.url}: {objection}")
@@ -228,6 +238,8 @@ class LearnerAgent:
             await self.downlink.reach([t.settled_to for t in own.traffic])
             await self._require_no_less(own)
         versions = [known.version for known in self.downlink.known]
+        if self.history.alive and away is None and not self._takeover:
+            await self._require_silence()
         await self._try_publishing()
         if self._manifest is not None:
             self.uplink.manifest = await manifests.store(self._log, self.name, self._manifest)
@@ -268,6 +280,21 @@ class LearnerAgent:
                     f"delete {' and '.join(beyond)}: {self.name} then goes on from a checkpoint before that, or from "
                     "step 0 if it has none",
                 )
+
+    async def _require_silence(self) -> None:
+        """Raise `InputError` if another process of this name has been heard since this one began to join.
+
+        A process that was killed a moment ago is silent for `SILENT_BEATS` heartbeats.
+        """
+        patience_s = SILENT_BEATS * max(self.pace.heartbeat_s, self._run.pace.heartbeat_s)
+        since = self._listener.positions[learner_stream(self.name)]
+        if await resume.speaks(self._log, self._bus, self.name, since, patience_s):
+            raise InputError(
+                f"another process of the name {self.name}, or an earlier join in this one, trains, and would end if "
+                "this one took its name: end it first, or give this one a name of its own (--learner, "
+                "join(learner=…)). If it must end now: --takeover, or join(takeover=True); what it trained since its "
+                "newest checkpoint is lost"
+            )
 
     async def _bring(self, found: Checkpoint) -> Checkpoint:
         """Move the checkpoint's fragment arrays to the ranks that own them.

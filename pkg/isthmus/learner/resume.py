@@ -360,6 +360,24 @@ async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_
     return Sent(header=found.header, key=entry.key, digest=found.digest, size=len(blob))
 
 
+async def speaks(log: Log, bus: Bus, learner: str, since: str, patience_s: float) -> bool:
+    """Return whether a process of this name says more after the position `since` within this many seconds, and not that
+    it leaves."""
+    stream, end = learner_stream(learner), log.runtime.now() + patience_s
+    with suppress(Unavailable):
+        while (left_s := end - log.runtime.now()) > 0.0:
+            for item in (await bus.read({stream: since}, left_s)).get(stream, ()):
+                since = item.position
+                try:
+                    messages = verify_batch(stream, item.body, log.run.digest, log.members)
+                except RecordInvalid:
+                    continue
+                for message in messages:
+                    if isinstance(message, Heartbeat | Progress | Announce | Leave):
+                        return not isinstance(message, Leave)
+    return False
+
+
 async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> tuple[int, int, bool]:
     """Return the most tokens that an incarnation said it had seen, as far as the bus remembers, the newest incarnation
     that it remembers, and whether that spoke lately.

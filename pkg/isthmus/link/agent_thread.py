@@ -74,6 +74,7 @@ class AgentThread:
         sink: Sink | None,
         trust: Trust = TRUSTING,
         manifest: Statement | None = None,
+        takeover: bool = False,
     ) -> None:
         require_name("learner name", learner)
         self.feeder: Feeder | None = None
@@ -86,7 +87,7 @@ class AgentThread:
         self.agent: LearnerAgent
         self._urls = run_url, bus_url
         self._trust = trust
-        self._manifest = manifest
+        self._manifest, self._takeover = manifest, takeover
         self._settings = learner, adopt, steps, pace, checkpoint_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
@@ -336,14 +337,14 @@ class AgentThread:
             self.agent = LearnerAgent(
                 ports.log, ports.store, ports.bus, ports.runtime, learner,
                 adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
-                make_backend=ranks.backend, manifest=self._manifest,
+                make_backend=ranks.backend, manifest=self._manifest, takeover=self._takeover,
             )  # fmt: skip
             # Warm up now: it holds the interpreter for tenths of a second, and the first update would wait for it.
             warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))
             # No time limit: the values and a checkpoint of a large model are many bytes.
             await self.agent.join()
             if not (await asyncio.wait([warming], timeout=COMPILES_S))[0]:
-                logger.info("%s has joined, and waits for its kernels, which each machine compiles once", learner)
+                logger.info("%s compiles its kernels, which each machine does once; nobody hears it yet", learner)
             await warming
             self.joined_at = [known.version for known in self.agent.downlink.known]
             if self.agent.history.checkpoint is None and any(self.joined_at):

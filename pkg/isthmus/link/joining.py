@@ -80,6 +80,7 @@ def join(
     run_digest: str | None = None,
     insecure: bool = False,
     manifest: str | Path | Mapping[str, Any] | None = None,
+    takeover: bool = False,
 ) -> Link:
     """Join a run and bring the model to its newest global version.
 
@@ -146,12 +147,14 @@ def join(
         insecure: take part even if nothing in the run is signed and its store or bus is on another machine.
         manifest: what this learner trains and on what, as a TOML file or a mapping (docs/your-loop.md has the fields);
             by default the file that `ISTHMUS_MANIFEST` names. Its digests are signed and go into the run; no file does.
+        takeover: end another process that still trains under this name. Otherwise this call raises an error then.
 
     Raises:
         RunMissing: there is no run, and `create` is not given.
         LayoutMismatch: the model is not the run's; the message names the first difference.
-        InputError: a bad name, URL or setting; a key that does not belong to a member; a run on another machine that is
-            not signed; a model that is sharded in an unknown way; ranks of a job that do not make the same call.
+        InputError: a bad name, URL or setting; a name under which another process trains; a key that does not belong to
+            a member; a run on another machine that is not signed; a model that is sharded in an unknown way; ranks of a
+            job that do not make the same call.
         Unavailable, Denied: store or bus cannot be reached or used.
         RankLost: a rank of the job is gone.
     """
@@ -197,7 +200,7 @@ def join(
     group = _group(model, optimizer, data, state, settings, alike)
     if isinstance(group, Sharded):
         return _opened(Link(follow(group, run, trust.signer), warmup_steps), model, learner)
-    thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust, stated)
+    thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust, stated, takeover)
     with group.call("JOIN") as said:
         try:
             pace = pace or default_pace(bus, run)

@@ -101,6 +101,7 @@ def _train(settings: declared.Learner, name: str, board: HealthServer) -> int:
                 run_digest=settings.run_digest,
                 insecure=settings.insecure,
                 manifest=settings.manifest,
+                takeover=settings.takeover,
             )
         )
     except Exception as error:

@@ -206,6 +206,9 @@ class Learner(InRun, OnBus, TakingPart, Serving):
             metavar="FILE",
         ),
     ] = None
+    takeover: Annotated[
+        bool, Setting("end another process that still trains under this name, and go on in its place", flag_only=True)
+    ] = False
 
 
 @settings_class
