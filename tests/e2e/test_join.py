@@ -218,6 +218,7 @@ def test_an_optimizer_of_another_model_is_refused(folder: Path) -> None:
         ({"learner": "no/slash"}, "learner name"),
         ({"adopt": "swallow"}, "unknown adoption"),
         ({"bus": "ftp://x"}, "a bus is redis://"),
+        ({"bus": "redis:/localhost"}, "the host is missing"),  # and not that the run is not signed
         ({"create": Rules(codec_up="int3")}, "unknown codec 'int3'"),
         ({"create": Rules(merge="mode")}, "unknown merge 'mode'"),
         ({"create": Rules(outer_momentum=1.5)}, "outer_momentum"),

@@ -123,6 +123,33 @@ def test_what_cannot_be_gone_on_from_is_refused_by_name(kind: type[torch.optim.S
         rehearse(kind(net().parameters(), lr=0.1))
 
 
+class Divides(torch.optim.SGD):
+    """Divides by the length of the step before, which is 0 at first."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad / 0.0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "why"),
+    [
+        (torch.optim.AdamW, torch.float16, r"AdamW makes NaN or .* \(\d+, \d+\) and torch.float16 .* give it eps=1e-4 or more"),
+        (torch.optim.Adam, torch.float16, "Adam makes NaN or infinities"),
+        (Divides, torch.float32, "Divides makes NaN or .*torch.float32 in its first steps: see its learning rate"),
+    ],
+)  # fmt: skip
+def test_an_optimizer_that_makes_nan_is_not_said_to_keep_a_copy(optimizer: Any, dtype: torch.dtype, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        rehearse(optimizer(net().to(dtype).parameters(), lr=1e-3))
+
+
+def test_adamw_on_float16_with_a_larger_eps_is_no_trouble() -> None:
+    assert not rehearse(torch.optim.AdamW(net().half().parameters(), lr=1e-3, eps=1e-4)).paths
+
+
 class Unwilling(torch.optim.SGD):
     """Cannot step as it is called, as if it needed another argument."""
 

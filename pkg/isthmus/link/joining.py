@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from isthmus.agent.ports import TRUSTING, known_run
-from isthmus.bus import default_bus, default_pace
+from isthmus.bus import default_bus, default_pace, require_bus
 from isthmus.errors import BucketMissing, Denied, InputError, RunMissing, Unavailable
 from isthmus.format.layout import Spec
 from isthmus.format.rules import CHECKPOINT_S, Adoption, FrozenCheck, Hyperparameters, Pace, Rules, named
@@ -188,6 +188,7 @@ def join(
     log_lines.show()
     learner = learner_name(learner)
     bus = bus or os.environ.get("ISTHMUS_BUS") or default_bus(run)
+    require_bus(bus)
     bus = as_environment_says(bus, os.environ)
     trust = trust_of(key, owner, insecure, run_digest)
     manifest = os.environ.get(MANIFEST) or None if manifest is None else manifest

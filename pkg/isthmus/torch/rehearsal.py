@@ -213,11 +213,28 @@ def _restart(optimizer: torch.optim.Optimizer, first: Twin) -> None:
             twin.step(BEFORE)
     except Exception as error:
         raise InputError(f"the state of {name} cannot be brought back after a restart: {error}; {advice}") from error
+    _require_finite(optimizer, first)
     for p, q in zip(first.parameters, again.parameters, strict=True):
         if not torch.equal(p, q):
             raise InputError(
                 f"{name} takes another step after a restart than without one (by {(p - q).abs().max():.2g} on a tensor "
                 f"of shape {tuple(p.shape)} and {p.dtype}): its state_dict does not hold all that it needs; {advice}"
+            )
+
+
+def _require_finite(optimizer: torch.optim.Optimizer, twin: Twin) -> None:
+    """Raise `InputError` if the steps of the rehearsal, of usual gradients, made NaN or infinities of the weights."""
+    for p in twin.parameters:
+        if not torch.isfinite(p).all():
+            half = (
+                ": an eps of 1e-8 is 0 in float16, so give it eps=1e-4 or more, train in bfloat16, or keep float32 "
+                "parameters under torch.autocast"
+                if p.dtype == torch.float16
+                else ": see its learning rate and its other settings"
+            )
+            raise InputError(
+                f"{optimizers.class_of(optimizer)} makes NaN or infinities of a tensor of shape {tuple(p.shape)} and "
+                f"{p.dtype} in its first steps{half}"
             )
 
 
@@ -243,6 +260,7 @@ def _adopt(optimizer: torch.optim.Optimizer, first: Twin, second: Twin, copies: 
     for number in range(BEFORE + 1, BEFORE + 1 + AFTER):
         for twin in (first, second):
             twin.step(number)
+    _require_finite(optimizer, first)
     for p, q, by in zip(first.parameters, second.parameters, moved, strict=True):
         if not p.requires_grad:
             continue
