@@ -169,6 +169,13 @@ def test_a_file_that_cannot_be_written(doctor: Doctor, run: str, tmp_path: Path)
 
 
 @row(
+    "doctor", "bus: streams: sqlite://…: …: free space on its disk",
+    means="The disk has no room for the file of the embedded bus, which the first message makes.",
+    do="make room on the disk of … (df -h …): processes then go on by themselves. If …-wal is large, end all processes of the "
+    "run and delete …, …-wal and …-shm: nothing is lost",
+    then="`ok bus: streams`", lost=A_GAP,
+)  # fmt: skip
+@row(
     "doctor", "bus: access: sqlite://…: …: free space on its disk",
     means="The disk of the embedded bus is full. Learners train on, and rounds wait.",
     do="make room on the disk of … (df -h …): processes then go on by themselves. If …-wal is large, end all processes of the "
@@ -193,15 +200,16 @@ def test_a_bus_on_a_disk_without_room(doctor: Doctor, run: str, tmp_path: Path) 
     done = subprocess.run([*IN_A_DISK_OF_ITS_OWN, "sh", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = doctor.of({name: (tmp_path / name).read_text() for name in ("new", "old", "roomy")})
-    assert "database or disk is full" in told.finds("new")
-    assert "disk I/O error" in told.finds("old")
+    assert "database or disk is full" in told.only("bus: streams").finds("new")
+    assert "disk I/O error" in told.only("bus: access").finds("old")
     assert "ok      bus: access" in told.finds_no_more("roomy")
 
 
 @row(
-    "doctor", "bus: access: sqlite://…: file is not a database",
+    "doctor", "bus: access: sqlite://…: file is not a database: delete …, …-wal and …-shm: processes make the bus anew, and nothing "
+    "that was merged is lost",
     means="The file of the embedded bus is damaged. Nothing that it holds is needed.",
-    do="delete …, …-wal and …-shm: processes make the bus anew, and nothing is lost", then="`ok bus: access`",
+    do="do what this says: processes then go on by themselves", then="`ok bus: access`",
 )  # fmt: skip
 @row(
     "doctor", "bus: access: sqlite://…: it is a link to another file, and is not followed: remove it, or name that file",

@@ -137,6 +137,26 @@ async def test_a_status_that_listens_to_another_bus(folder: Path) -> None:
 
 @row(
     "status",
+    "the bus cannot be reached: sqlite://…: file is not a database: it is unknown which processes are live; the last commit is of …",
+    means="The file of the embedded bus is damaged. Nothing that it holds is needed. Learners train on meanwhile; nothing is merged.",
+    do="delete …, …-wal and …-shm: processes make the bus anew, and nothing that was merged is lost",
+    then="`… of … learners merge`, without a restart.",
+    lost=A_GAP,
+)
+async def test_a_bus_whose_file_is_damaged(folder: Path) -> None:
+    (here,) = mine(test_a_bus_whose_file_is_damaged)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        await well(w)
+        for path in folder.glob("bus.sqlite*"):  # newer pages are in the file beside it
+            path.write_bytes(os.urandom(path.stat().st_size))
+        told = await said(here, w)
+        for path in re.findall(r"delete (\S+), (\S+) and (\S+):", told)[0]:
+            Path(path).unlink(missing_ok=True)
+        await well(w)
+
+
+@row(
+    "status",
     "the bus cannot be reached: …: it is unknown which processes are live; the last commit is of …",
     means="This machine gets no answer from the bus. Learners train on meanwhile; nothing is merged while the syncers "
     "have none either.",

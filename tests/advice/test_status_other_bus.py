@@ -105,12 +105,58 @@ async def test_a_bus_whose_syncer_was_killed_just_now_is_the_right_one() -> None
 
 @row(
     "status",
+    "no learner was heard since this bus was emptied; the last commit is of …",
+    means="The syncers on this bus have merged learners of which it has no message now. It lost its messages, and the learners speak "
+    "no more.",
+    like="A bus that was emptied a moment ago, for a heartbeat.",
+    do="start it again under its name: it goes on from its checkpoint, if it has one",
+    then="`… of … learners merge`.",
+    lost="what they trained since their newest checkpoints",
+)
+@in_virtual_time
+async def test_learners_that_were_killed_before_the_bus_was_emptied() -> None:
+    (here,) = mine(test_learners_that_were_killed_before_the_bus_was_emptied)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")):
+        async with training(w.learner("a", checkpoint_s=1.0)):
+            await asyncio.sleep(5.0)
+        cast(SimulatedBus, w.bus)._streams.wipe()
+        await asyncio.sleep(JOINING_S)
+        told = await said(here, w)
+        assert "no messages come from a: it was killed or is cut off" in told
+        assert "another bus than redis://h: start" not in told
+        async with training(w.learner("a")):
+            await over(here, w)
+            assert (await line(w)).startswith("1 of 1 learners merge")
+
+
+@row(
+    "status",
+    "no syncer is heard either",
+    means="No learner was ever heard here, and the syncers that were heard have fallen silent.",
+    do="if … lives, ps -o stat= -p PID (its first log line has it) says T if it is frozen (kill -CONT PID wakes it) and D if it waits "
+    "for a disk; else start one with: isthmus syncer …",
+    then="The part is gone; learners are then merged once they have joined.",
+)
+@in_virtual_time
+async def test_a_syncer_that_fell_silent_before_any_learner_came() -> None:
+    (here,) = mine(test_a_syncer_that_fell_silent_before_any_learner_came)
+    async with world(Path(), FEW) as w:
+        async with serving(w.syncer("s1"), killed=True):
+            await asyncio.sleep(5.0)
+            assert "no syncer" not in await line(w)
+        assert "no learner trains, and none was ever heard on this bus" in await said(here, w)
+        async with serving(w.syncer("s2")):
+            await over(here, w)
+
+
+@row(
+    "status",
     "… joined in the store and … not heard here since",
     means="This learner has a place in the run's store, where it has stored something in the last ten minutes, and this bus has "
     "no message of it, or none since it joined anew. `--check` ends with 1 while it goes on storing "
     "checkpoints, and with 0 after that, since it may have ended.",
     like="A learner that needs over a minute to load its model before its first message; or a bus that was emptied since it ended.",
-    do="a learner of these whose log says «joined» has another bus than …: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…)); one whose log does not yet still loads its model. For one that has ended nothing is to be done, unless its log says NONE OF ITS WORK WAS MERGED: start it again with this bus, and --wait-at-end 600 or link.close(wait=600)",
+    do="a learner of these whose log says «joined» has another bus than …: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…)); one whose log does not yet still loads its model. For one that has ended nothing is to be done, unless its log says NONE OF ITS WORK WAS MERGED, or IS LOST: start it again with this bus, and --wait-at-end 600 or link.close(wait=600)",
     then="`… of … learners merge`, with this learner.",
     lost="what it trained on the other bus, but for a part of its newest update",
 )

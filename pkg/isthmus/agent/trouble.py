@@ -6,10 +6,12 @@ nothing looks like one whose learners are idle. So each logs what it waits for a
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from isthmus.agent.tolerance import Tolerance
 from isthmus.bus import in_store
 from isthmus.bus.endpoints import Listener, Speaker
+from isthmus.bus.sqlite import remade
 from isthmus.errors import legible
 from isthmus.reasons import WRITING
 from isthmus.runtime.clock import Runtime
@@ -105,7 +107,11 @@ class Connectivity:
         own = "; a run in a folder has a bus of its own: leave --bus, bus= and ISTHMUS_BUS out to use it"
         # A bus that has answered before is the right one.
         wrong = folder and Place.of(self._bus_url).scheme in ("redis", "rediss") and self._listener.answered_at is None
-        bus = ("the bus does not answer", f"check that {self._bus_url} is reachable{own if wrong else ''}")
+        place = Place.of(self._bus_url)
+        remedy = f"check that {self._bus_url} is reachable{own if wrong else ''}"
+        if place.scheme == "sqlite":
+            remedy = f"see whether its folder is there; if its file is damaged, {remade(Path(place.path))}"
+        bus = ("the bus does not answer", remedy)
         if self._speaker.refused:
             bus = ("the bus refuses messages", self._speaker.refused)
         down_s = max(self.store_down_s, self.bus_down_s)

@@ -22,6 +22,12 @@ from isthmus.runtime.file_rights import why_denied
 
 T = TypeVar("T")
 
+
+def remade(path: Path) -> str:
+    """Return what to do with the file of a bus that is damaged."""
+    return f"delete {path}, {path}-wal and {path}-shm: processes make the bus anew, and nothing that was merged is lost"
+
+
 POLL_S = 0.008
 TRIM_EVERY = 64  # appends to a stream
 _LOCKED_S = 0.02  # between tries while another process writes
@@ -194,7 +200,7 @@ class SqliteBus(Bus):
             except sqlite3.DatabaseError as error:
                 # The file is damaged or not a database. The operator sees the error, and the run goes on without a bus.
                 self.close()
-                raise Unavailable(f"{self.url}: {error}") from None
+                raise Unavailable(f"{self.url}: {error}: {remade(self._path)}") from None
             await asyncio.sleep(_LOCKED_S)
         raise Unavailable(f"{self.url}: another process has held the file locked for {_LOCKED_S * _LOCKED_TRIES:g} s")
 

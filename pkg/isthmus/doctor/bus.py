@@ -91,7 +91,7 @@ def _on_disk(bus: Bus, error: IsthmusError) -> str:
             "is lost"
         )
     if isinstance(error, Unavailable):
-        return f"delete {path}, {path}-wal and {path}-shm: processes make the bus anew, and nothing is lost"
+        return "do what this says: processes then go on by themselves"
     if "it is a link" in str(error):
         return "remove the link, or name the file that it leads to"
     return f"let this user write {path} and in {path.parent} (SQLite keeps two more files beside it), on a local disk"

@@ -135,9 +135,10 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
         return syncer_command(run, bus, more, signed=signed) + (members.before_a_syncer if members else "")
 
     if status.bus_error:
-        why = status.bus_error.rstrip(".")
-        check = "" if "check that" in why else f"check that {run if in_store(bus) else bus} is reachable"
-        do = check
+        why, _, delete = status.bus_error.rstrip(".").partition(": delete ")
+        do = "" if "check that" in why else f"check that {run if in_store(bus) else bus} is reachable"
+        if delete:
+            do = f"delete {delete}"
         if bus.startswith("redis"):
             do = (
                 "give --bus the URL that the run's syncers have; if it is this one, start the server that should "
@@ -155,9 +156,8 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
     old = status.outdated
     strange = [*of_strangers(strangers, run, members), *of_outdated(old, status.live_since, run, members)]
     known = [v for v in status.taking_part if v.left is None and v.name not in strangers]
-    silent = _newest_first(
-        known, {v.name for v in known} - status.live - status.elsewhere - status.not_yet - old.keys()
-    )
+    away_of = {v.name for v in known} | status.forgotten
+    silent = _newest_first(known, away_of - status.live - status.elsewhere - status.not_yet - old.keys())
     if not known or (not here and not status.syncers_live and len(known) < len(status.taking_part)):
         # The others have left: those that fell silent before did not end the run.
         young = merged_at > status.at - COMMITTED_S
@@ -177,7 +177,7 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
         ailing += [part for part, failing in of_lengths(status, run, everybody, ()) if failing]
         # Learners that have stopped before their end may have done so because of the damage.
         first = [*found.parts, *damage] if found.ok else [*damage, *found.parts]
-        absent = _of_silence(silent, len(known), status, run, bus)
+        absent = _of_silence(silent, len(away_of), status, run, bus)
         parts = _ordered([*first, *ailing], [*_of_unheard(status, bus), *absent, *of_bursts(status, run, ())])
         return Health(found.ok and not (damage or ailing), parts, found.count)
     if not here and not status.syncers_live:
@@ -231,7 +231,7 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
         waiting.append(Part(more, "the table of learners names all", ": "))
     absent = list[Part]()
     gone = exploding(status, run, silent)
-    absent += _of_silence([name for name in silent if name not in gone], len(known), status, run, bus)
+    absent += _of_silence([name for name in silent if name not in gone], len(away_of), status, run, bus)
     absent += [
         Part(
             f"no messages come from {name}, which explodes{part.said.partition(' explodes')[2]}",
@@ -299,7 +299,7 @@ def _of_silence(silent: Sequence[str], known: int, status: Status, run: str, bus
 def _newest_first(known: Sequence[LearnerView], names: Collection[str]) -> list[str]:
     """Return names, first those that knew the newest versions when they were last heard."""
     versions = {v.name: sum(v.heartbeat.versions) if v.heartbeat is not None else 0 for v in known}
-    return sorted(names, key=lambda name: (-versions[name], name))
+    return sorted(names, key=lambda name: (-versions.get(name, 0), name))
 
 
 def _unread(status: Status) -> bool:
@@ -353,10 +353,16 @@ def _no_syncer(
             f"{LOOK}: if a syncer does, start none here, and give these learners, and --bus here, the URL that it has "
             f"({BUSES}); if none does, start one with: {syncer}",
         )
+    return Part(
+        f"0 of {known} learners merge; no syncer is heard; {last}", f"{_frozen(status)}start one with: {syncer}"
+    )
+
+
+def _frozen(status: Status) -> str:
+    """Return what to do first about syncers that are not heard any more: they may be frozen. Empty if there is none."""
     # The newest two of those that have not said that they stop.
     before = [name for name, alive in status.hearing.syncers.items() if not alive.stopping][:-3:-1]
-    frozen = f"if {' or '.join(before)} lives, {FROZEN}; else " if before else ""
-    return Part(f"0 of {known} learners merge; no syncer is heard; {last}", f"{frozen}start one with: {syncer}")
+    return f"if {' or '.join(before)} lives, {FROZEN}; else " if before else ""
 
 
 def _quorum(status: Status, known: int) -> str:
@@ -385,7 +391,7 @@ def _of_unheard(status: Status, bus: str) -> list[Part]:
             "since",
             f"a learner of these whose log says «joined» has another bus than {bus}: {do}; one whose log does not yet "
             "still loads its model. For one that has ended nothing is to be done, unless its log says NONE OF ITS WORK "
-            "WAS MERGED: start it again with this bus, and --wait-at-end 600 or link.close(wait=600)",
+            "WAS MERGED, or IS LOST: start it again with this bus, and --wait-at-end 600 or link.close(wait=600)",
         )
     ]
 
@@ -610,9 +616,15 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
         )
         do = f"{LOOK}: if so, give --bus the URL that they have: {BUSES}; if not, start them by their old commands"
         return Health(False, [Part(said, do)])
+    no_syncer = [] if status.syncers_live or not status.hearing.syncers else [
+        Part("no syncer is heard either", f"{_frozen(status)}start one with: {syncer('')}")
+    ]  # fmt: skip
+    if not left and status.forgotten:
+        return Health(False, [Part(f"no learner was heard since this bus was emptied; {last}"), *no_syncer])
     if not left and not status.not_yet:
         said = f"no learner trains, and none was ever heard on this bus; {last}"
-        return Health(False, [Part(said, f"start one, or check that {bus} is the bus of the run's learners")])
+        do = f"start one, or check that {bus} is the bus of the run's learners"
+        return Health(False, [Part(said, do), *no_syncer])
     if joining := _of_joining(status):
         return Health(False, [Part(f"no learner trains at the moment; {last}"), *joining])
     counts = [f"{done} of {len(left)} learners are done"] if done else []

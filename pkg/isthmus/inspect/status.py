@@ -145,7 +145,14 @@ class Status:
     @property
     def elsewhere(self) -> set[str]:
         """Learners that are at work by what they store, and whose present incarnation was not heard on this bus."""
-        return {*self.unheard, *self._not_heard(self.anew)}
+        return {*self.unheard, *self._not_heard(self.anew)} - self.forgotten
+
+    @property
+    def forgotten(self) -> set[str]:
+        """Learners of which this bus has no message, though syncers that were heard on it have merged them lately: it
+        was emptied since."""
+        commits = [c for c in self.recent if c.header.writer in self.hearing.syncers]
+        return {i.learner for c in commits for i in c.header.inputs}.intersection(self.unheard)
 
     @property
     def not_yet(self) -> set[str]:
