@@ -178,7 +178,8 @@ async def test_an_update_that_is_cut(folder: Path, caplog: pytest.LogCaptureFixt
     "…: this process has no file descriptors left (for … s): …; raise its limit of … (ulimit -n, LimitNOFILE= of a systemd "
     "service), and start it again",
     means="A learner's or a syncer's log: the process may open no further connection or file. Store and bus are well.",
-    like="A store or a bus that is away: then other processes miss it, too. Status only says that no messages come from this one.",
+    like="A store or a bus that is away: then other processes miss it, too. Status says the same of it as long as it reaches the bus; "
+    "else it only says that no messages come from it.",
     do="raise its limit of … (ulimit -n, LimitNOFILE= of a systemd service), and start it again",
     then="A learner goes on from its checkpoint, a syncer with what the log has.",
     lost="what a learner trained since its newest update and checkpoint",

@@ -39,6 +39,7 @@ from isthmus.learner.manifest import statement
 from isthmus.log.heal import newest_starts
 from isthmus.log.listing import checkpoints_in
 from isthmus.log.replaced import AFTER_S
+from isthmus.runtime.descriptors import explained
 from isthmus.store import Layer
 from isthmus.store.layer import Send
 from isthmus.store.watched import WRITES
@@ -148,6 +149,29 @@ async def test_a_learner_that_is_kept_from_store_or_bus(which: int, caplog: pyte
     if which == 1:
         advises(log_says, caplog.text)
         assert "b: requests that worked before are refused: over" in caplog.text
+
+
+@row(
+    "status",
+    "…: waits for store (… s), which says: …: this process has no file descriptors left: raise its limit of … (ulimit -n, "
+    "LimitNOFILE= of a systemd service), and start it again",
+    means="This learner or syncer may open no further connection or file. Store and bus are well. Syncers take over from a syncer.",
+    like="One whose bus is a server may not reach that either: `no messages come from …`, or a syncer that is not heard; its log says it.",
+    do="it does not go on by itself: the limit is its own, so start it again with a higher one",
+    then="It is merged, or merges, again.",
+    lost="what a learner trained since its newest update and checkpoint",
+)
+@in_virtual_time
+async def test_a_learner_that_has_no_file_descriptors() -> None:
+    (here,) = mine(test_a_learner_that_has_no_file_descriptors)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        fault = Fault(Unavailable(f"/run: {explained('[Errno 24] Too many open files')}"), mended=True)
+        async with training(fault.of(w).learner("b")):
+            await asyncio.sleep(3.0)
+            fault.mended = False
+            assert "isthmus doctor" not in await said(here, w)
+        async with training(w.learner("b")):
+            await over(here, w)
 
 
 @row(

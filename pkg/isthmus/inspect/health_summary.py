@@ -42,6 +42,7 @@ from isthmus.reasons import (
     Reason,
     remedy_of,
 )
+from isthmus.runtime.descriptors import NONE_LEFT
 from isthmus.wording import FROZEN, agreeing, counted, fragments, key_flag, listed
 
 CLOCKS_S = 60.0
@@ -736,6 +737,10 @@ def _remedy(waiting: str, status: Status, run: str, bus: str, role: str) -> str:
         )
     if waiting.startswith("a merge ("):
         return remedy_of(waiting.removeprefix("a merge (").removesuffix(")")) or "its log says why"
+    if NONE_LEFT in waiting:
+        return (
+            "the limit is that of this process alone, which does not go on by itself: start it again with a higher one"
+        )
     doctor = f"isthmus doctor {run} --bus {bus} --role {role}{_key(status, role.partition(' ')[0])}"
     return f"it goes on by itself once that is over; {doctor}, beside it, says what is wrong"
 
