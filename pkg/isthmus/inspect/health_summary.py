@@ -738,9 +738,7 @@ def _remedy(waiting: str, status: Status, run: str, bus: str, role: str) -> str:
     if waiting.startswith("a merge ("):
         return remedy_of(waiting.removeprefix("a merge (").removesuffix(")")) or "its log says why"
     if NONE_LEFT in waiting:
-        return (
-            "the limit is that of this process alone, which does not go on by itself: start it again with a higher one"
-        )
+        return "it does not go on by itself: the limit is its own, so start it again with a higher one"
     doctor = f"isthmus doctor {run} --bus {bus} --role {role}{_key(status, role.partition(' ')[0])}"
     return f"it goes on by itself once that is over; {doctor}, beside it, says what is wrong"
 
