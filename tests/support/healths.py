@@ -77,7 +77,7 @@ def commit(
         Commit,
         SimpleNamespace(
             header=SimpleNamespace(
-                written_at=written_at, fragment=fragment, inputs=inputs, rejected=turned, healed=healed
+                written_at=written_at, fragment=fragment, inputs=inputs, rejected=turned, healed=healed, writer="s"
             ),
             version=version,
         ),

@@ -672,11 +672,24 @@ def _unanswered(status: Status, *, too_late: bool = False) -> list[str]:
     """
     found = dict[str, float]()
     for view in sorted(status.taking_part, key=lambda view: view.name):
-        beat, periods = view.heartbeat, _periods_pending(view, status.period)
+        open_ = 1.0 - _merged_since(view, status)
+        beat, periods = view.heartbeat, open_ * _periods_pending(view, status.period)
         left = view.left is not None and not view.left.diverged
         if left and beat is not None and periods > 1 and _too_old(beat, status) == too_late:
-            found[f"{view.name} ({beat.ledger.pending / beat.ledger.processed:.0%})"] = periods
+            found[f"{view.name} ({open_ * beat.ledger.pending / beat.ledger.processed:.0%})"] = periods
     return list(found) if max(found.values(), default=0.0) > PENDING_PERIODS else []
+
+
+def _merged_since(view: LearnerView, status: Status) -> float:
+    """Return the share of the fragments of which something of a learner was merged after it was last heard."""
+    found = {
+        commit.header.fragment
+        for commit in status.recent
+        if view.heard_at is not None
+        and commit.header.written_at > view.heard_at
+        and view.name in (i.learner for i in commit.header.inputs)
+    }
+    return len(found) / max(1, len(status.heads))
 
 
 def _too_old(beat: Heartbeat, status: Status) -> bool:
