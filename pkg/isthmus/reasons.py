@@ -57,9 +57,16 @@ class Clip(_Told):
     WEIGHT = "weight", "far more weight than the median of recent updates"
     NORM = "norm", "far longer than recent updates: its length is cut"
     PERIODS = "periods", "the first work, of many periods at once: it moves the model in full, and the momentum as one"
-    SHORT = "short", "far shorter than recent updates: its weight is cut, as RDA counts directions by weight alone"
+    SHORT = "short", "far shorter than recent updates: its weight is cut, as its direction counts by weight alone"
     CHARTER = "charter", "more weight than the charter grants its member in a round"
 
+
+USUAL: dict[str, str] = {
+    Reason.BASE_MERGED: "usual: another update of its learner was merged before it",
+    Reason.OVERTAKEN: "usual: a newer update of its learner was in the round",
+    Clip.SHORT: "usual of a learner that has all but converged",
+}
+"""Why some rejections and clips that cost work need no attention."""
 
 PASSING = frozenset(
     {Reason.UNKNOWN_BASE, Reason.UNREADABLE, Reason.NOT_A_MEMBER, Reason.OTHER_HISTORY, Reason.UNREAD_MANIFEST}

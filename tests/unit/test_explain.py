@@ -162,6 +162,12 @@ async def test_what_the_charter_changed_says_so() -> None:
     assert "cut to 0.2 of the weight that it asked for (charter: its cap for c), weight 0.5 of usual" in said
 
 
+async def test_a_short_update_is_said_to_be_usual_of_who_has_converged() -> None:
+    cut = msgspec.structs.replace(given("b", 4, 5), weight=0.1, clipped=("short",))
+    said = "\n".join((await story(RecordedLog([committed(5, cut)]), "0/5")).lines)
+    assert "that it asked for (short, usual of a learner that has all but converged)" in said
+
+
 @pytest.mark.parametrize(("version", "young"), [(3, True), (4, False)])
 async def test_an_update_that_is_cut_while_there_is_no_history_says_so(version: int, young: bool) -> None:
     cut = msgspec.structs.replace(given("b", version - 1, version), scale=0.04, clipped=("norm",))

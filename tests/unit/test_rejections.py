@@ -3,7 +3,7 @@
 import pytest
 
 from isthmus.reasons import FINAL, LOSSLESS, PASSING, REJECTED, REMEDIES, Reason, remedy_of
-from isthmus_services.output.view import rejections
+from isthmus_services.output.view import clips, rejections
 
 
 def test_what_is_lost_by_nobody_is_no_rejection() -> None:
@@ -11,6 +11,15 @@ def test_what_is_lost_by_nobody_is_no_rejection() -> None:
     assert rejections(counts) == ("malformed 3, stale 1", "duplicate 8, superseded 2")
     assert rejections({"duplicate": 8}) == ("", "duplicate 8")
     assert rejections({}) == ("", "")
+
+
+def test_what_is_usual_is_said_to_be() -> None:
+    assert rejections({"base-merged": 3, "stale": 1})[0] == (
+        "base-merged 3 (usual: another update of its learner was merged before it), stale 1"
+    )
+    assert clips(5, {"steps": 1, "short": 4}) == (
+        "5 updates: short 4 (usual of a learner that has all but converged), steps 1 (an update may have several reasons)"
+    )
 
 
 def test_only_work_that_is_lost_is_rejected_for_good() -> None:

@@ -25,7 +25,7 @@ from isthmus.inspect.persistence import differences
 from isthmus.log import Commit, Log, manifests
 from isthmus.log.holes import ask_heal, lacking
 from isthmus.log.listing import all_or
-from isthmus.reasons import FINAL, LOSSLESS, REMEDIES, Clip, Reason
+from isthmus.reasons import FINAL, LOSSLESS, REMEDIES, USUAL, Clip, Reason
 from isthmus.rounds.bounds import YOUNG
 from isthmus.wording import listed
 
@@ -538,6 +538,8 @@ def _cut(given: Input, version: int) -> str:
     notes = [f"charter: its cap for {given.learner}" if why == Clip.CHARTER else why for why in given.clipped]
     if version <= YOUNG and Clip.NORM in given.clipped:
         notes.append("the fragment has no history yet: learners' first updates are short, and set the usual length")
+    if Clip.SHORT in given.clipped:
+        notes.append(USUAL[Clip.SHORT])
     if Clip.PERIODS in given.clipped:
         notes.append("this is the first work, of many periods: the outer rate makes up for its length")
     return f", {weight} that it asked for{length} ({', '.join(notes)}){by_factor}"

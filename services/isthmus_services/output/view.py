@@ -13,7 +13,7 @@ from isthmus.inspect.status import Ledger, Status
 from isthmus.log.evaluations import Series
 from isthmus.log.figures import places
 from isthmus.log.holes import HOLE
-from isthmus.reasons import LOSSLESS, Reason
+from isthmus.reasons import LOSSLESS, USUAL
 from isthmus.wording import listed
 from isthmus_services.output.curves import curve, losses
 from isthmus_services.output.tables import OR_JSON, Column, fitted
@@ -68,28 +68,21 @@ def clips(updates: int | None, reasons: Mapping[str, int]) -> str:
     """Return clipped updates (None: it is not known how many) and their reasons as text; "none" without any."""
     if not reasons:
         return "none"
-    said = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+    said = ", ".join(_told(reason, count) for reason, count in sorted(reasons.items()))
     more = " (an update may have several reasons)" if len(reasons) > 1 else ""
     return f"by reason {said}{more}" if updates is None else f"{updates} updates: {said}{more}"
 
 
-_USUAL = {
-    Reason.BASE_MERGED: "usual: another update of its learner was merged before it",
-    Reason.OVERTAKEN: "usual: a newer update of its learner was in the round",
-}
-"""Why some rejections that lose work need no attention, by reason."""
+def _told(reason: str, count: int) -> str:
+    return f"{reason} {count} ({USUAL[reason]})" if reason in USUAL else f"{reason} {count}"
 
 
 def rejections(counts: Mapping[str, int]) -> tuple[str, str]:
     """Return rejections by reason as two texts: those by which no work is lost (`LOSSLESS`) come second."""
-
-    def told(reason: str, count: int) -> str:
-        return f"{reason} {count}" + (f" ({_USUAL[Reason(reason)]})" if reason in _USUAL else "")
-
     found = sorted(counts.items())
     return (
-        ", ".join(told(reason, count) for reason, count in found if reason not in LOSSLESS),
-        ", ".join(told(reason, count) for reason, count in found if reason in LOSSLESS),
+        ", ".join(_told(reason, count) for reason, count in found if reason not in LOSSLESS),
+        ", ".join(_told(reason, count) for reason, count in found if reason in LOSSLESS),
     )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from isthmus.format.records.messages import PARTS
 from isthmus.inspect.explain import why_of
 from isthmus.inspect.losses import Point
-from isthmus.reasons import LOSSLESS
+from isthmus.reasons import LOSSLESS, USUAL
 from isthmus_services.board.history.history import BEAT, LEARNER, REACHED, RunHistory
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED
 from isthmus_services.board.history.time_buckets import newest
@@ -178,7 +178,13 @@ def reasons(c: RunHistory, at: float) -> list[Answer]:
     """
     sums = c.by_reason.until(at)
     found = [
-        {"reason": name, "times": int(sums[n, 0]), "work_lost": name not in LOSSLESS, "why": why_of(name)}
+        {
+            "reason": name,
+            "times": int(sums[n, 0]),
+            "work_lost": name not in LOSSLESS,
+            "usual": name in USUAL,
+            "why": why_of(name),
+        }
         for n, name in enumerate(c.reasons.known)
         if sums[n, 0]
     ]

@@ -54,7 +54,7 @@
       <h2>Rejections of updates</h2>
       ${s.reasons.length ? html`<${Table} name="Rejections by reason" first="times" descending rows=${s.reasons} columns=${[
         { key: "reason", name: "reason", left: true }, { key: "times", name: "times", show: (r) => I.count(r.times) },
-        { key: "work_lost", name: "is its work lost?", left: true, by: (r) => (r.work_lost ? "yes" : "no"), show: (r) => (r.work_lost ? "yes" : "no: its work is merged, waits, or was counted before") },
+        { key: "work_lost", name: "is its work lost?", left: true, by: (r) => (r.work_lost ? "yes" : "no"), show: (r) => (r.work_lost ? (r.usual ? "yes, as usual" : "yes") : "no: its work is merged, waits, or was counted before") },
         { key: "why", name: "why", left: true },
       ]}/>` : html`<p class="note">No update was rejected by this moment.</p>`}`}</${Answer}>`;
   };
