@@ -95,7 +95,7 @@ def test_errors_come_from_join_and_step_in_one_line_of_their_own(folder: Path) -
         assert "asyncio" not in lines_of(other.value)
 
 
-def test_who_was_taken_over_is_told_by_step_in_one_line(folder: Path) -> None:
+def test_who_was_taken_over_is_told_by_step_in_one_line(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with join(folder, nn.Linear(4, 2)) as old:
         with pytest.raises(InputError, match="another process of the name a, or an earlier join in this one, trains"):
             join(folder, nn.Linear(4, 2))
@@ -105,6 +105,7 @@ def test_who_was_taken_over_is_told_by_step_in_one_line(folder: Path) -> None:
     said = "".join(traceback.format_exception(caught.value))
     assert "asyncio" not in said
     assert "ExceptionGroup" not in said
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

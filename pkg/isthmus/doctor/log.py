@@ -158,7 +158,7 @@ async def _folded(log: Log, of: Sequence[int], heal: str) -> AsyncIterator[Findi
         yield Finding(
             "log: fold",
             OK,
-            f"of {counted(done, 'fragment')} the log was read and folded from a snapshot on, if it has one",
+            f"the log of {counted(done, 'fragment')} was read, from its newest snapshot on, and folded",
         )
 
 

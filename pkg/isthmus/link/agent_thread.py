@@ -284,7 +284,8 @@ class AgentThread:
             # Training is over, so no error is raised any more. Without this line, nothing would explain the silence.
             logger.warning(
                 "%s: its agent ended before it could publish the leave message: %s",
-                self._settings[0], self._failure, exc_info=self._failure,
+                self._settings[0], self._failure,
+                exc_info=None if isinstance(self._failure, IsthmusError) else self._failure,
             )  # fmt: skip
 
     def _at_exit(self) -> None:
