@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -111,6 +112,22 @@ def _has_files(environment: Mapping[str, str]) -> bool:
     return any(named) or Path("~/.aws/config").expanduser().exists()
 
 
+@lru_cache(maxsize=4)
+def _models(path: str | None) -> Any:
+    from botocore.loaders import create_loader
+
+    return create_loader(path)
+
+
+def with_models(session: Any) -> Any:
+    """Return a session of botocore that knows what all others of this process have read about AWS's services.
+
+    Reading it takes a quarter of a second of a core, and each new session would read it again.
+    """
+    session.register_component("data_loader", _models(session.get_config_variable("data_path")))
+    return session
+
+
 def _of_botocore(region: str | None, authorities: bytes | None, now: Callable[[], float]) -> Access:
     from botocore import UNSIGNED
     from botocore.config import Config
@@ -119,6 +136,7 @@ def _of_botocore(region: str | None, authorities: bytes | None, now: Callable[[]
 
     session = get_session()
     try:
+        with_models(session)
         # Unlike AWS's other libraries, botocore reads only AWS_DEFAULT_REGION.
         region = region or session.get_config_variable("region") or DEFAULT_REGION
         # A client knows every place where an endpoint may be set. An unsigned one asks for no credentials yet.

@@ -31,7 +31,7 @@ from isthmus.runtime.clock import Runtime
 from isthmus.runtime.descriptors import explained
 from isthmus.runtime.urls import Place
 from isthmus.store.base import PART_BYTES, Entry, Store, is_there, part_of
-from isthmus.store.credentials import Access, Identity, access
+from isthmus.store.credentials import Access, Identity, access, with_models
 from isthmus.store.refused import (
     DENIED,
     EXISTS,
@@ -499,7 +499,7 @@ async def open_client(place: Place, runtime: Runtime, service: str = "s3") -> As
     )
     try:
         found = access(now=runtime.now).at(place)
-        session = get_session()
+        session = with_models(get_session())
         session.register_component("credential_provider", _Provider(found.identity))
         async with session.create_client(
             service, region_name=found.region, endpoint_url=found.endpoint, config=config
