@@ -135,6 +135,15 @@ def _log_of_each_test() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """Let torchao step as it is written: what it keeps is the same, and to compile each step takes ten seconds."""
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def cuda() -> None:
     """Skip the test if there is no GPU."""

@@ -66,7 +66,8 @@ async def run_of(w: World) -> tuple[Any, list[CommitHeader]]:
             def further() -> bool:
                 """Whether it has trained on since its newest checkpoint: some steps are in no update, either."""
                 steps = [int(path.name.partition("-")[0]) for path in stored.glob("*/checkpoints/0*")]
-                return bool(steps) and c.boundary is not None and c.boundary.step >= max(steps) + 2 * RULES.sync_every
+                ahead = bool(steps) and c.boundary is not None and c.boundary.step >= max(steps) + 2 * RULES.sync_every
+                return ahead and not c._claimed.busy
 
             while not await told_of_a_checkpoint(w):
                 pass

@@ -1,12 +1,10 @@
 """A learner that is interrupted anywhere and restarted ends with the same bits as a loop that was never interrupted."""
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from support.restarts import (
     ENDS,
@@ -22,12 +20,7 @@ from support.restarts import (
     uninterrupted,
 )
 
-
-@pytest.fixture(autouse=True)
-def _uncompiled() -> Iterator[None]:
-    """torchao has its steps compiled, in C++ and for 18 seconds of processor time. What it keeps is the same without."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
+pytestmark = pytest.mark.usefixtures("uncompiled")
 
 
 @cache

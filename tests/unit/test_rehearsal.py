@@ -16,7 +16,9 @@ from isthmus.torch.rehearsal import rehearse
 from isthmus.torch.weight_copies import Copies
 from support.restarts import OPTIMIZERS, Masters
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("uncompiled"), pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
+]  # fmt: skip
 
 
 def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:

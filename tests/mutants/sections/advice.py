@@ -258,7 +258,7 @@ MUTANTS = [
         "tests/unit/test_health.py tests/unit/test_health_damage.py tests/unit/test_health_learners.py tests/advice/test_status.py::test_work_of_one_that_left_while_no_syncer_was_there "
         "tests/advice/test_status.py::test_a_bus_that_is_full tests/advice/test_logs.py::test_two_syncers_of_one_name "
         "tests/advice/test_status.py::test_the_command_for_a_syncer_has_the_quorum_of_the_one_before",
-        row("the-oldest-silence-comes-first", "(-versions[name], name)", "(versions[name], name)"),
+        row("the-oldest-silence-comes-first", "(-versions.get(name, 0), name)", "(versions[name], name)"),
         row("a-stopped-syncer-may-be-frozen", " if not alive.stopping][:-3:-1]", "][:-3:-1]"),
         row("a-twin-is-no-trouble", "if alive.twin:", "if False:"),
         row("a-full-bus-is-any-silence", "        if status.bus_refusing:", "        if False:"),
