@@ -44,10 +44,15 @@ def factor(d: F32, compute: ComputePool = ALONE) -> F32:
 
 
 @pytest.fixture(scope="module")
-def simulated() -> dict[str, dict[str, bool]]:
+def simulated(pytestconfig: pytest.Config) -> dict[str, dict[str, bool]]:
     """Whether the simulator gives the same bits as the processor, by part and case."""
     done = subprocess.run(
-        [sys.executable, "-m", "support.simulated_cuda"],
+        [
+            sys.executable,
+            "-m",
+            "support.simulated_cuda",
+            *(["wrong"] if pytestconfig.getoption("tier") != "all" else []),
+        ],
         capture_output=True,
         text=True,
         check=False,
