@@ -182,14 +182,26 @@ def own(of: Rules) -> dict[str, int | str]:
 
 @pytest.mark.parametrize("cases", GRIDS)
 def test_a_plan_to_which_its_own_choices_are_given_is_the_same_plan(cases: list[Spec]) -> None:
-    """Each one, some and all of them; and also of a plan to which the codecs were given first."""
+    """Each one, some and all of them; and also of a plan to which the codecs were given first.
+
+    The plan tries numbers of fragments in steps. With a number that is given it may find a period that is better by less
+    than a step is worth.
+    """
     for n, of in enumerate(cases):
         here, chosen = case(of), found_of(of).best.rules
         mine = own(chosen)
         for size in (1, 2, len(mine)):
             for names in list(itertools.combinations(mine, size))[n % size :: size]:
                 given = Fixed(**{name: mine[name] for name in names})  # type: ignore[arg-type]
-                assert search(here, given).best.rules == chosen, (of, names)
+                again = search(here, given).best
+                if "fragments" in names and "sync_every" not in names and again.rules != chosen:
+                    step = outcome(here, msgspec.structs.replace(chosen, fragments=chosen.fragments - 4)).per_usd
+                    assert 0 < again.per_usd - found_of(of).best.per_usd < abs(step - found_of(of).best.per_usd), (
+                        of,
+                        names,
+                    )
+                    continue
+                assert again.rules == chosen, (of, names)
         first = Fixed(codec="q2", codec_down="q2")
         asked = search(here, first).best.rules
         for given in (replace(first, merge=asked.merge), replace(first, sync_every=asked.sync_every)):

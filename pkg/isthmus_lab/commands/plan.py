@@ -135,7 +135,7 @@ def run(arguments: settings_classes.Plan) -> int:
         if arguments.step_tokens is None:
             assumed.append(f"{STEP_TOKENS:g} tokens in a learner's step (--step-tokens)")
         beside = compare(found, islands, prices, tokens)
-        _show_compared(found, beside, islands, arguments.islands is not None)
+        _show_compared(found, beside, islands, arguments.islands is not None, details=arguments.details)
         turns = {name: _turn(getattr(beside, name)) for name in TURNS}
         report["compare"] = msgspec.to_builtins(beside) | turns | {"assumed": ASSUMED}
     else:
@@ -523,7 +523,30 @@ AGAIN_SAID = 0.01
 """Share of steps that are trained again from which on a comparison says what it would be without them."""
 
 
-def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], from_file: bool) -> None:
+def _verdict(found: Plan, beside: Comparison) -> str:
+    """Return what the comparison says, in one line."""
+    ours, one, across, alone = (beside.way(name) for name in (DECOUPLED, ONE_PLACE, ACROSS, ALONE))
+    error = learning.error()
+
+    def said(ratio: float) -> str:
+        tie = abs(ratio - 1.0) <= error
+        return f"a tie within the forecast's error of {error:.0%}" if tie else "more" if ratio > 1.0 else "less"
+
+    place, times = ours.learnt / one.learnt, ours.learnt / across.learnt if across.learnt else math.inf
+    beside_one = (
+        f"{ours.learnt / alone.learnt:.3g} times one island alone" if alone.learnt else "all of one island alone"
+    )
+    usd = f", for {ours.usd / alone.usd:.3g} times the dollars" if alone.usd else ""
+    return (
+        f"verdict: decoupled learns {place:.0%} of one place ({said(place)}; {beside.least / one.learnt:.0%} in short "
+        f"runs, {beside.most / one.learnt:.0%} at parity), {times:.3g} times data parallel across the links "
+        f"({said(times)}), and at most {beside_one}{usd}"
+    )
+
+
+def _show_compared(
+    found: Plan, beside: Comparison, islands: Sequence[Island], from_file: bool, *, details: bool
+) -> None:
     console = stdout(COLUMNS)
     gpus, learners = sum(i.gpus * i.count for i in islands), sum(i.count for i in islands)
     table = _columns(
@@ -543,12 +566,14 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], f
     table.add_row("relative to one place", *(f"{w.learnt / one.learnt:.0%}" for w in ways))
     table.add_row("dollars", *(f"{w.usd:,.0f}" for w in ways))
     table.add_row("learnt per dollar", *(f"{w.per_usd:.3g}" if w.usd else "free" for w in ways))
-    console.print(table)
-    ours, rules = beside.way(DECOUPLED), found.rules
 
     def say(words: str) -> None:
         console.print(words, highlight=False)
 
+    if learners > 1:
+        say(_verdict(found, beside))
+    console.print(table)
+    ours, rules = beside.way(DECOUPLED), found.rules
     if learners > 1:
         say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(found, beside)}")
         times = ours.learnt / beside.way(ACROSS).learnt
@@ -595,6 +620,9 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], f
         say(tie)
     if not any(island.region for island in islands):
         say(f"dollars: {NO_EGRESS if not from_file else 'no egress, since no learner has a region'}")
+    if not details:
+        say("--details has what the comparison assumes")
+        return
     say("the comparison assumes:")
     for assumption in ASSUMED:
         say(f"- {assumption}")

@@ -284,7 +284,8 @@ class Plan(Reported):
     details: Annotated[
         bool,
         Setting(
-            "print the full reasons of merge and codec: which others tie, and what the lab measured", flag_only=True
+            "print the full reasons of merge and codec, and what --compare assumes",
+            flag_only=True,
         ),
     ] = False
     step_tokens: Annotated[

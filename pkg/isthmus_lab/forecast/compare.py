@@ -242,7 +242,8 @@ def _across(params: float, islands: Sequence[Island], job: Job, waits: float = 2
 def _decoupled(found: Plan, islands: Sequence[Island], tokens: float) -> Way:
     """Return the planned decoupled training, for islands whose failure rates may differ from those of the plan."""
     useful = [
-        (i, goodput_of(i, f.utilization, f.restart_s, f.lost_s)) for f, i in zip(found.forecasts, islands, strict=True)
+        (i, float(goodput_of(i, f.utilization, f.restart_s, f.lost_s)))
+        for f, i in zip(found.forecasts, islands, strict=True)
     ]
     processed = sum(i.count * share / i.step_s for i, share in useful) * tokens * DAY_S
     worth = found.worth.long

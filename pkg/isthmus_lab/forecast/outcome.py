@@ -463,11 +463,14 @@ def goodput_of(island: Island, utilization: Figures, restart_s: float, lost_s: F
     """Return a learner's goodput.
 
     `utilization`: the share of the time between failures in which it computes. Each failure takes the seconds of a
-    restart, and takes back `lost_s` seconds between failures.
+    restart. It takes back what was trained since the last upload of each fragment, `lost_s` seconds on average if
+    failures are rare. The time to a failure is exponential: of one that comes sooner than an upload, only the time
+    since the restart can be taken back. With U uniform over the period T, E[min(X, U)] = M - M² (1 - exp(-T / M)) / T.
     """
-    rate = 1.0 / (island.mtbf_hours * 3600.0)
-    undone_s = lost_s * rate
-    return goodput(utilization * (1.0 + undone_s), utilization * undone_s, 1.0 + undone_s + restart_s * rate)
+    mtbf_s = island.mtbf_hours * 3600.0
+    periods = np.maximum(2.0 * lost_s / mtbf_s, 1e-300)
+    undone = 1.0 + np.expm1(-periods) / periods
+    return goodput(utilization, utilization * undone, 1.0 + restart_s / mtbf_s)
 
 
 def lost_s(island: Island, sync_every: Figures) -> Figures:
@@ -518,7 +521,7 @@ def _forecast(
     lost = lost_s(island, period)
     read = case.read(rules)
     restart_s = island.away_s(read)
-    useful = goodput_of(island, step_share, restart_s, lost)
+    useful = float(goodput_of(island, step_share, restart_s, lost))
     rounds_day = rules.fragments * DAY_S / each.period_s
     # `traffic` counts the requests of a small model, one per object. Large objects take more: parts and ranges.
     more = {"get": requests_to_read(wire.down) - 1, "create": requests_to_write(wire.up) - 1}

@@ -651,12 +651,14 @@ def _rare(case: Case, best: Outcome, f: Forecast) -> str:
     again = trained_again(f, best.checkpoint_s)
     bits_s = whole * 8.0 / wanted_s if wanted_s else math.inf
     link = f.island.up_gbit_s * 1e9
-    fragments = f.up_load - whole * 8.0 / best.checkpoint_s / link
+    planned = whole * 8.0 / best.checkpoint_s / link
+    fragments = f.up_load - planned
     if fragments + bits_s / link <= 1.0:
         # A learner takes checkpoints that load its uplink up to so many times more rarely than it is told.
         help_ = (
-            f"checkpoint_s={wanted_s / RARER_MAX:g} of isthmus.join (--checkpoint of isthmus learner) takes one at "
-            f"least every {wanted_s} s, for {bits_s / link:.0%} of its uplink"
+            f"--checkpoint {wanted_s / RARER_MAX:g} there (checkpoint_s= of isthmus.join), instead of the plan's "
+            f"{best.checkpoint_s:.0f}, takes one at least every {wanted_s} s (at most {RARER_MAX:g} times as rarely as "
+            f"it is told), for {bits_s / link:.0%} of its uplink instead of {planned:.0%}"
         )
     elif wanted_s < CHECKPOINT_S:
         help_ = "a plan leaves at least a minute between two, so only learners that fail less often help"
