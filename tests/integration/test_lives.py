@@ -6,7 +6,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from isthmus.learner.checkpoint import LoopState
 from isthmus.learner.ledger import weigh
 from isthmus.log.listing import checkpoints_in
 from isthmus.store import Layer
+from isthmus_lab.simulate.bus import SimulatedBus
 from support.world import (
     SPECS,
     NumpyReplica,
@@ -273,6 +274,31 @@ async def test_of_two_processes_of_one_name_the_older_stops(folder: Path) -> Non
         assert not new.task.done()
         await new.steps(10)
         await new.end()
+        await check_log(w)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("lives", [1, 3])
+@pytest.mark.parametrize("bus", ["remembers", "has forgotten"])
+async def test_a_checkpoint_whose_claim_is_gone_is_used(folder: Path, lives: int, bus: str) -> None:
+    """As where a rule of the bucket deletes what is old: the claim is older than every checkpoint."""
+    async with world(folder) as w, serving(w.syncer()):
+        for _ in range(lives):
+            one = await Life(w, "l0").start()
+            await one.steps(60)
+            await one.kill()
+        stored = one.agent.stored_step
+        assert stored
+        await w.store.delete(claim_key("l0", lives))
+        if bus == "has forgotten":
+            cast(SimulatedBus, w.bus)._streams.wipe()
+        again = await Life(w, "l0").start()
+        assert again.boundary.step == again.saver.batches == stored
+        assert again.agent.incarnation == lives + 1
+        balanced(again.agent)
+        await again.steps(30)
+        await again.end()
+        balanced(again.agent)
         await check_log(w)
 
 

@@ -109,17 +109,19 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], b
     """
     entries = await log.store.list(claims_prefix(learner))
     incarnations = sorted(incarnation for e in entries if (incarnation := incarnation_in(e.key)))
-    history = History()
-    if not incarnations:
+    stored, history = checkpoints_in(entries), History()
+    if not incarnations and not stored:
         with suppress(Unavailable):
             _, history.heard, _ = await _last_word(log, bus, learner, 0)
         return history
     # Only claims whose author may use this name now count; others are ignored, whatever their number.
     claim = await _first_claim(log, learner, reversed(incarnations))
     first = await _first_claim(log, learner, incarnations)
-    history.incarnation = claim.incarnation if claim else 0
-    stored = checkpoints_in(entries)
     history.checkpoint = await _newest(log, stored, bring)
+    resumed = history.checkpoint.header.incarnation if history.checkpoint is not None else 0
+    if resumed and resumed not in incarnations:
+        logger.warning("%s is gone (who deleted it?); its checkpoint is used", claim_key(learner, resumed))
+    history.incarnation = max(claim.incarnation if claim else 0, resumed)
     history.unread = 0 if history.checkpoint is not None else len(stored)
     try:
         heard, history.heard, history.alive = await _last_word(log, bus, learner, history.incarnation)
