@@ -19,7 +19,7 @@ from torch import nn
 
 import isthmus as isthmus_link
 from advice.followed import advises, commands_in, isthmus, mine
-from advice.lives import FEW, said, training, well
+from advice.lives import FEW, command, said, training, well
 from advice.rows import row
 from e2e.test_processes import processes, wait_for
 from integration.test_learner_warnings import Away
@@ -83,6 +83,36 @@ async def test_a_learner_of_which_nothing_was_merged(folder: Path) -> None:
     log = await asyncio.to_thread(learner, run, "--wait-at-end", "0")
     assert joined.is_in(log), log
     assert re.search(r"start 2 of this name\): goes on after step 24 \(0 tokens lost in all\)", log), log
+
+
+@row(
+    "log",
+    "… is new in this run, in which … trains: if that is a mistyped name, stop this learner, which begins anew",
+    means="A learner joined under a name that differs from another's by a letter or a sign. It has no checkpoint, takes part beside the "
+    "other one, and trains on data that the other may have trained on.",
+    like="A learner that is meant to have such a name: nothing is to be done.",
+    do="stop this learner, and start it under the right name",
+    then="`… joined … (start 2 of this name): goes on after step …`",
+    lost="nothing; what the mistyped one sent may be merged",
+)
+async def test_a_name_that_may_be_mistyped(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_name_that_may_be_mistyped)
+    caplog.set_level(logging.INFO)
+
+    def trains(name: str) -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with isthmus_link.join(str(folder), model, optimizer, learner=name, create=RULES) as link:
+            for _ in range(24):
+                link.step(tokens=1)
+
+    await asyncio.to_thread(trains, "us-1")
+    async with command(tmp_path, "syncer", str(folder)):
+        for name in ("us-1", "eu-1", "us1"):
+            assert not here.is_in(caplog.text)
+            await asyncio.to_thread(trains, name)
+    assert here.is_in(caplog.text)
+    assert "us1 is new in this run, in which us-1 trains" in caplog.text
 
 
 @row(

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from isthmus.agent.health import Vitals
@@ -15,9 +16,9 @@ from isthmus.agent.tolerance import REFUSED_S, Tolerance, TolerantBus, TolerantS
 from isthmus.bus import START, Bus
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.bus.timed import TimedBus
-from isthmus.errors import InputError, LogCorrupt, RecordInvalid, Unavailable
+from isthmus.errors import Denied, InputError, LogCorrupt, RecordInvalid, Unavailable
 from isthmus.format.layout import Layout
-from isthmus.format.records.keys import commit_key
+from isthmus.format.records.keys import LEARNERS, commit_key, learner_in
 from isthmus.format.records.messages import (
     SYNCER_STREAM,
     Alive,
@@ -322,6 +323,17 @@ class LearnerAgent:
     ) -> Checkpoint | None:
         """Return another learner's checkpoint that a newcomer can go on from (see `resume.donor`)."""
         return await resume.donor(self._log, self.name, self.downlink.merged_lately, fits, glance)
+
+    async def others(self) -> set[str]:
+        """Return the names of learners that have been in an unsigned run, as far as the store tells.
+
+        In a signed run, members alone may use a name.
+        """
+        if self._log.members.signed:
+            return set()
+        with suppress(Denied, Unavailable):
+            return {learner_in(entry.key) for entry in await self._log.store.list(LEARNERS)} - {self.name}
+        return set()
 
     def attach(
         self,

@@ -3,13 +3,14 @@
 # ruff: noqa: TID251  (threads: this is one of their places)
 import asyncio
 import atexit
+import difflib
 import logging
 import math
 import os
 import platform
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
@@ -54,6 +55,9 @@ LEAVE_S = 5.0
 
 COMPILES_S = 2.0
 """Seconds after which a learner that waits for its kernels says so."""
+
+ALIKE = 0.74
+"""A new name that has more in common with a known one may be a misspelling: us1 and us-1, su-1 and us-1."""
 
 STILL_S = 10.0
 """Seconds between two log lines about what a closing learner waits for."""
@@ -366,6 +370,11 @@ class AgentThread:
                 platform.node(),
                 anew,
             )
+            if self.agent.incarnation == 1 and (meant := mistaken(learner, await self.agent.others())):
+                logger.warning(
+                    "%s is new in this run, in which %s trains: if that is a mistyped name, stop this learner, which "
+                    "begins anew", learner, meant,
+                )  # fmt: skip
             if self._sink is not None:
                 self.feeder = Feeder(self._sink, self.agent.scalars)
             self._asked.put(None)
@@ -383,6 +392,22 @@ class AgentThread:
                 running.cancel()
                 lost.cancel()
                 await asyncio.gather(running, lost, return_exceptions=True)
+
+
+def mistaken(name: str, others: Iterable[str]) -> str:
+    """Return the one of these names that a new name may be a misspelling of; empty if there is none.
+
+    Names of one scheme (eu-west-1 and us-west-1, gpu-1 and gpu-11) differ in their digits, or in letters in the same
+    places. A mistyped name lacks a letter, has one too many, or has them in another order or case.
+    """
+
+    def like(other: str) -> bool:
+        a, b = name.casefold(), other.casefold()
+        digits = [[c for c in text if c.isdigit()] for text in (a, b)]
+        moved = len(a) != len(b) or sorted(a) == sorted(b)
+        return digits[0] == digits[1] and moved and difflib.SequenceMatcher(None, a, b).ratio() > ALIKE
+
+    return next((other for other in sorted(others) if like(other) and other != name), "")
 
 
 def _anew(history: History, gone: float) -> str:
