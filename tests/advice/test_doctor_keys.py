@@ -16,7 +16,8 @@ from isthmus_services.servers import Server
 @row(
     "doctor", "store: access: …: the access key is not known there (InvalidAccessKeyId), signed with …",
     means="The store has no such access key: it was deleted, or belongs to another store.",
-    do="get a new access key from the store's administrator; if `isthmus create` made this one, run that again",
+    do="look first whether the store came back empty (another disk?): then bring its data back; else get a new access key from the "
+    "store's administrator; if `isthmus create` made this one, run that again",
     then="`ok store: access`",
 )  # fmt: skip
 @pytest.mark.parametrize("kept", ["environment", pytest.param("file", marks=pytest.mark.tier("all"))])

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -431,6 +432,32 @@ def test_a_run_object_that_is_gone_is_put_back_from_the_owners_copy(plain: Plain
     assert "run the same `isthmus create` again if that made the run" in plain.create(*words, code=2)
 
 
+def test_in_a_store_that_came_back_empty_no_other_run_takes_the_place(plain: Plain) -> None:
+    """It was made of the built-in model, under the old keys, and every participant's env was written anew."""
+    plain.forget_users()
+    words = ("lost", "--learner", "a", *SERVER, *SMALL)
+    made = re.search("run ([0-9a-f]{16}), signed", plain.create(*words))
+    assert made is not None
+    store, copy = plain.client(), plain.folder / "lost" / "owner" / "run"
+    before = {path: path.read_bytes() for path in (plain.folder / "lost").rglob("*") if path.is_file()}
+    kept = {}
+    for entry in store.list_objects_v2(Bucket="lost")["Contents"]:
+        kept[entry["Key"]] = store.get_object(Bucket="lost", Key=entry["Key"])["Body"].read()
+        store.delete_object(Bucket="lost", Key=entry["Key"])
+    for gone in ("its objects", "its bucket"):
+        if gone == "its bucket":
+            store.delete_bucket(Bucket="lost")
+        said = plain.create("lost", "--learner", "a", *SERVER, code=2)
+        assert f"s3://lost/run has no run, and {copy} is the copy of run {made[1]}, which was there" in said
+        assert {path: path.read_bytes() for path in before} == before
+    store.create_bucket(Bucket="lost")
+    for key, data in kept.items():
+        store.put_object(Bucket="lost", Key=key, Body=data)
+    assert made[0] in plain.create("lost", "--learner", "a", *SERVER)
+    store.delete_object(Bucket="lost", Key="run/run")
+    assert "was gone: it is put back" in plain.create(*words)
+
+
 @pytest.mark.tier("all")
 def test_a_learner_that_left_is_named_and_removed_with_all_it_had(plain: Plain, tmp_path: Path) -> None:
     plain.forget_users()
@@ -466,6 +493,15 @@ def test_a_learner_that_left_is_named_and_removed_with_all_it_had(plain: Plain, 
     assert "--remove c: no participant has this name: learner-a or learner-b" in said
     said = plain.create("leaves", "--learner", "b", code=2)
     assert "add it again with `isthmus keys new b --folder .` and `isthmus members add s3://leaves/run b" in said
+    asked = [shlex.split(command) for command in re.findall("`isthmus (.*?)`", said)]
+    again = re.search("run this command again with (--public-key b=b.pub)", said)
+    assert again is not None
+    with contextlib.chdir(tmp_path):
+        for command in asked:
+            done = forking.isthmus(*command, environment=plain.environment)
+            assert done.returncode == 0, done.stdout + done.stderr
+        said = plain.create("leaves", "--learner", "b", *again[1].split(), *SERVER)
+    assert "learner-b/env && isthmus learner --key LEARNER_KEY_FILE" in said
     assert "--remove NAME" in (folder / "README").read_text()
 
 

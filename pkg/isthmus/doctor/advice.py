@@ -120,7 +120,10 @@ IN_FOLDER = Advice(
     taken="see the kernel's log (dmesg): the disk or the network share of {url} may be damaged or gone",
 )
 LINK = "put a folder in the place of the link, with what the link leads to"
-KEY = "get a new access key from the store's administrator; if `isthmus create` made this one, run that again"
+KEY = (
+    "look first whether the store came back empty (another disk?): then bring its data back; else get a new access key "
+    "from the store's administrator; if `isthmus create` made this one, run that again"
+)
 SECRET = (
     "correct the secret key, where the error says that it is from; if `isthmus create` made it, give this participant "
     "a copy of its folder again"

@@ -21,6 +21,7 @@ from isthmus.bus import IN_STORE, default_pace, in_store
 from isthmus.bus.users import require_users, set_users
 from isthmus.errors import BucketMissing, Denied, InputError, RunMissing, Unavailable
 from isthmus.format.permissions import Participant
+from isthmus.format.records import frame
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.format.records.objects import MemberSpec
 from isthmus.format.rules import MemberRole, overdrive
@@ -278,7 +279,7 @@ def _run_of(settings: declared.Create, folder: Path, bus: str) -> tuple[Run, Sig
     """Return the run, after creating a missing one, and the owner's key. Raises `InputError` if the run differs."""
     path = folder / Participant.OWNER / KEY
     copy = folder / Participant.OWNER / RUN_KEY
-    there = asyncio.run(_found(settings.run, copy.read_bytes() if copy.exists() else b""))
+    there = asyncio.run(_found(settings.run, copy, copy.read_bytes() if copy.exists() else b""))
     owner = kept_signer(path, "owner") if there is None or path.exists() else None
     if there is not None and (owner is None or there.header.owner != owner.author):
         whose = f"belongs to {fingerprint(there.header.owner)}" if there.header.owner else "is signed by nobody"
@@ -308,16 +309,23 @@ def _run_of(settings: declared.Create, folder: Path, bus: str) -> tuple[Run, Sig
     return made, owner
 
 
-async def _found(url: str, copy: bytes) -> Run | None:
-    """Return the run. One that is gone beside its log is put back from the owner's copy, if there is one."""
+async def _found(url: str, path: Path, copy: bytes) -> Run | None:
+    """Return the run. One that is gone beside its log is put back from the owner's copy at `path`, if there is one.
+
+    Raises `InputError` if nothing is there, and the owner's copy says that there was a run.
+    """
     async with open_place(url) as store:
         try:
             return await read_run(store.at_start)
-        except BucketMissing:
-            return None
-        except RunMissing as missing:
-            if not (missing.beside and copy):
+        except (BucketMissing, RunMissing) as missing:
+            if not copy:
                 return None
+            if not (isinstance(missing, RunMissing) and missing.beside):
+                raise InputError(
+                    f"{url} has no run, and {path} is the copy of run {frame.digest(copy)[:8].hex()}, which was there: "
+                    "was a disk lost, or is this another store? Bring its objects back, or restore a backup, and run "
+                    "this again; for a new run, use another --folder"
+                ) from None
         await store.at_start.create(RUN_KEY, copy)
         print(f"{url}/{RUN_KEY} was gone: it is put back from the owner's copy")
         return await read_run(store.at_start)
@@ -361,7 +369,7 @@ async def _admit(settings: declared.Create, owner: Signer, folder: Path, theirs:
                     f"{folder / Participant.OWNER / KEY}`"
                     + ("" if kept else f", then run this command again with --public-key {name}={key}")
                 )
-            if there is not None and not (path.exists() or _public(path).exists()):
+            if there is not None and who.name not in theirs and not (path.exists() or _public(path).exists()):
                 raise InputError(f"{name} is a member of {settings.run}, and {path} is missing: put its folder back")
             author = _author(path, name, theirs.get(who.name))
             if there is None:
