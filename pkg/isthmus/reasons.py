@@ -64,7 +64,7 @@ class Clip(_Told):
 USUAL: dict[str, str] = {
     Reason.BASE_MERGED: "usual: another update of its learner was merged before it",
     Reason.OVERTAKEN: "usual: a newer update of its learner was in the round",
-    Clip.SHORT: "usual of a learner that has all but converged",
+    Clip.SHORT: "usual while a learning rate falls, and of a learner that has all but converged",
 }
 """Why some rejections and clips that cost work need no attention."""
 

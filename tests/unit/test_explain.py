@@ -165,7 +165,10 @@ async def test_what_the_charter_changed_says_so() -> None:
 async def test_a_short_update_is_said_to_be_usual_of_who_has_converged() -> None:
     cut = msgspec.structs.replace(given("b", 4, 5), weight=0.1, clipped=("short",))
     said = "\n".join((await story(RecordedLog([committed(5, cut)]), "0/5")).lines)
-    assert "that it asked for (short, usual of a learner that has all but converged)" in said
+    assert (
+        "that it asked for (short, usual while a learning rate falls, and of a learner that has all but converged)"
+        in said
+    )
 
 
 @pytest.mark.parametrize(("version", "young"), [(3, True), (4, False)])

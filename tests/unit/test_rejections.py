@@ -18,7 +18,7 @@ def test_what_is_usual_is_said_to_be() -> None:
         "base-merged 3 (usual: another update of its learner was merged before it), stale 1"
     )
     assert clips(5, {"steps": 1, "short": 4}) == (
-        "5 updates: short 4 (usual of a learner that has all but converged), steps 1 (an update may have several reasons)"
+        "5 updates: short 4 (usual while a learning rate falls, and of a learner that has all but converged), steps 1 (an update may have several reasons)"
     )
 
 

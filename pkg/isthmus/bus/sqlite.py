@@ -193,6 +193,10 @@ class SqliteBus(Bus):
                     raise Denied(f"{self.url}: {self._why() or message}") from None
                 if "locked" not in message and "busy" not in message:
                     self.close()
+                    if "I/O" in message:
+                        message += (
+                            ": see whether a limit of file sizes (ulimit -f) or a quota is reached, or the disk fails"
+                        )
                     raise Unavailable(f"{self.url}: {message}") from None
             except PermissionError as error:
                 self.close()
