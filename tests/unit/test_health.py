@@ -176,7 +176,7 @@ def test_of_learners_whose_work_was_not_answered_those_with_less_are_named_too()
     assert looked(*done("eu", 130.0), *done("us", 200.0), period=8.0).ok, "as after any run"
     for written_at, others in ((0.5, "eu (13%), us (25%)"), (2.0, "eu (13%)")):  # after it was heard, or before
         recent = [commit(written_at, us=0.1)]
-        assert f"; {others} left with" in looked(*done("eu", 130.0), *done("us", 250.0), recent=recent, period=5.0).said
+        assert f"; {others} left with" in looked(*done("eu", 130.0), *done("us", 250.0), recent=recent, period=4.0).said
     for version, ok in ((2, False), (3, True)):  # of work on a version that is too old nothing can be merged
         found = looked(*done("eu", 130.0), *done("us", 250.0), period=8.0, version=version)
         assert found.ok is ok
