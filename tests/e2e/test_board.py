@@ -6,6 +6,7 @@
 import asyncio
 import json
 import os
+import pydoc_data.topics
 import re
 import shutil
 import subprocess
@@ -34,6 +35,9 @@ from support.browsers import chromium
 from support.world import all_commits
 
 STEPS, LEARNERS = 80, 3
+TEXT = pydoc_data.topics.__file__
+"""A short text: of the default one, more is held out than a demo of a few steps takes to train on."""
+
 PATIENCE_MS = 30_000
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
@@ -115,8 +119,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """Start `isthmus demo --board`, whose learners and syncers are killed."""
     out = tmp_path_factory.mktemp("board") / "demo"
     process = subprocess.Popen(
-        isthmus_command("demo", "--steps", str(STEPS), "--learners", str(LEARNERS), "--kill-every", "9",
-                        "--kill-syncer-every", "13", "--board", "--out", str(out)),
+        isthmus_command("demo", "--steps", str(STEPS), "--learners", str(LEARNERS), "--kill-every", "5",
+                        "--kill-syncer-every", "8", "--data", TEXT, "--board", "--out", str(out)),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip

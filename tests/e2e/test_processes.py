@@ -468,9 +468,10 @@ def test_the_demo_recovers_and_reports(tmp_path: Path, given: tuple[str, ...], s
     assert (report["kills_by_kind"]["syncer"] >= 1) == killed
     assert report["recoveries"] == report["kills"]
     ledger = report["ledger"]
-    assert ledger["processed"] == 2 * steps * 256 + report["tokens_trained_again"]
-    assert sum(ledger[part] for part in PARTS) == pytest.approx(ledger["processed"], abs=len(PARTS))
-    assert re.search(rf"tokens merged\s+│\s+{ledger['merged']:,} \(", done.stdout)
+    assert round(ledger["processed"]) == 2 * steps * 256 + report["tokens_trained_again"]
+    assert sum(ledger[part] for part in PARTS) == pytest.approx(ledger["processed"], abs=0.01)
+    share = ledger["merged"] / ledger["processed"]
+    assert re.search(rf"tokens merged\s+│\s+{ledger['merged']:,.0f} \({share:.1%}", done.stdout)
     assert report["held_out_bytes_in_all"] >= report["held_out_bytes"] > 64 * 128, "64 windows, and the byte after them"
     assert sum(report["commits_per_fragment"]) == report["commits"]
     assert min(report["commits_per_fragment"]) >= 1, "every fragment of the model was merged"
@@ -488,7 +489,7 @@ def test_the_demo_recovers_and_reports(tmp_path: Path, given: tuple[str, ...], s
         totals = status["totals"]
         for field in ("bytes_up", "checkpoint_bytes", "bytes_down"):
             assert sum(row[field] for row in status["learners"]) == report[field]
-        assert {part: round(count) for part, count in totals["ledger"].items()} == ledger
+        assert totals["ledger"] == pytest.approx(ledger, abs=0.001)
         assert totals["participation"] == report["participation"]
         assert (totals["updates_merged"], totals["updates_clipped"], totals["commits"]) == (
             report["updates_merged"], report["updates_clipped"], report["commits"],

@@ -105,11 +105,11 @@ def show(report: dict[str, object], console: Console) -> None:
     table.add_row("gain", f"{gain:+.4f}{brief}")
     ledger = report["ledger"]
     assert isinstance(ledger, dict)
-    table.add_row("tokens processed", f"{ledger['processed']:,}")
+    table.add_row("tokens processed", f"{ledger['processed']:,.0f}")
     for part in PARTS:
         share = f"{ledger[part] / max(ledger['processed'], 1):.1%}"
         last = ": each learner's last steps, not in the model" if part == "pending" and ledger[part] else ""
-        table.add_row(f"tokens {part}", f"{ledger[part]:,} ({share}{last})")
+        table.add_row(f"tokens {part}", f"{ledger[part]:,.0f} ({share}{last})")
     if again := report.get("tokens_trained_again"):
         table.add_row("tokens trained again", f"{again:,} (of those processed, after kills)")
     table.add_row("commits", f"{number('commits'):,.0f}")

@@ -238,11 +238,11 @@ async def _judge(
     tokens = ledger(beat.ledger for beat in beats)
     traffic = moved(hearing.learners.values())
     return {
-        "global_val_loss": round(global_loss, 5),
-        "single_val_loss": round(single_loss, 5),
+        "global_val_loss": round(global_loss, 8),
+        "single_val_loss": round(single_loss, 8),
         "held_out_bytes": held_out.numel(),
         "held_out_bytes_in_all": len(text.held_out),
-        "ledger": {part: round(count) for part, count in msgspec.to_builtins(tokens).items()},
+        "ledger": {part: round(count, 3) for part, count in msgspec.to_builtins(tokens).items()},
         "tokens_trained_again": sum(beat.tokens_lost for beat in beats),
         "commits": len(commits),
         "commits_per_fragment": per_fragment,
