@@ -243,7 +243,8 @@ async def test_a_process_without_file_descriptors(
 @row(
     "log",
     "… (… tokens lost in all), in … s, as process … on …; none of its … stored checkpoints can be used (the lines before say why): restore one from a backup, "
-    "and start it again",
+    "and start it again; one that an earlier key signed counts if the owner vouched for it, as isthmus members rotate does, and members "
+    "add does not",
     means="The learner begins anew, although it had come further: each of its checkpoints is damaged. Lines above name them "
     "and what is wrong (`checkpoint … is not used: …`).",
     do="restore one from a backup, and start it again",

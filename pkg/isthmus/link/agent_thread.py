@@ -416,7 +416,11 @@ def _anew(history: History, gone: float) -> str:
         return "; no checkpoint of it is stored (see checkpoint_s)" if gone and history.checkpoint is None else ""
     which = "the only stored checkpoint" if history.unread == 1 else f"none of its {history.unread} stored checkpoints"
     how = "cannot" if history.unread == 1 else "can"
-    return f"; {which} {how} be used (the lines before say why): restore one from a backup, and start it again"
+    return (
+        f"; {which} {how} be used (the lines before say why): restore one from a backup, and start it again; one that "
+        "an earlier key signed counts if the owner vouched for it, as isthmus members rotate does, and members add "
+        "does not"
+    )
 
 
 class OwnerThread:
