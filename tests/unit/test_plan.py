@@ -552,12 +552,18 @@ def test_the_command_plans_from_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert said["rules"]["sync_every"] >= 12
 
 
-def test_egress_without_regions_is_unknown_and_not_nothing(tmp_path: Path) -> None:
+def test_egress_without_regions_is_unknown_and_not_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "r.json"
     assert main(["plan", "--params", "1e9", "--learners", "4", "--json", str(report)]) == 0
     said = json.loads(report.read_text())
     assert {name: said["day"][name] for name in EGRESS} == dict.fromkeys(EGRESS)
     assert f"{NO_EGRESS}: counted as 0" in said["assumed"]
+    abroad = 4 * said["forecasts"][0]["down_gb_day"] * PRICES.egress_gb
+    assert abroad > 1.0
+    assert (
+        f"{NO_EGRESS}: counted as 0; ${abroad:,.0f} a day if all learners are outside the store's region"
+        in " ".join(capsys.readouterr().out.split())
+    )
 
 
 def test_what_is_not_known_of_regions_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,7 +151,7 @@ def run(arguments: settings_classes.Plan) -> int:
             console.print(f"warning: {warning}", style="yellow", highlight=False)
     if not arguments.compare:
         console.print(f"syncer arithmetic: {named}: {table.how}", highlight=False)
-    console.print(f"the plan rests on: {'; '.join(_rests_on(found, islands, specs))}", highlight=False)
+    console.print(f"the plan rests on: {'; '.join(_rests_on(found, islands, specs, prices))}", highlight=False)
     if assumed:
         console.print(f"assumed, because not given: {'; '.join(assumed)}", highlight=False)
     if any(island.gpus > 1 for island in islands):
@@ -443,7 +443,7 @@ def _beside_data_parallel(beside: Comparison) -> str:
     )
 
 
-def _rests_on(found: Plan, islands: Sequence[Island], specs: Sequence[Spec] | None) -> list[str]:
+def _rests_on(found: Plan, islands: Sequence[Island], specs: Sequence[Spec] | None, prices: Prices) -> list[str]:
     """Return what the figures rest on beside the arguments."""
     width = matrices.typical(found.params).shapes[0][0]
     shape = f"matrices of a typical transformer, {width:,} wide, and equal fragments (--model reads the real ones)"
@@ -455,7 +455,8 @@ def _rests_on(found: Plan, islands: Sequence[Island], specs: Sequence[Spec] | No
         "they count the time of the merge itself, which takes none in the lab's runs",
     ]
     if not any(island.region for island in islands):
-        parts.append(f"{NO_EGRESS}: counted as 0")
+        most = sum(f.down_gb_day * f.island.count for f in found.forecasts) * prices.egress_gb
+        parts.append(f"{NO_EGRESS}: counted as 0; ${most:,.0f} a day if all learners are outside the store's region")
     return parts
 
 
