@@ -303,14 +303,17 @@ async def test_a_checkpoint_whose_claim_is_gone_is_used(folder: Path, lives: int
 
 
 @in_virtual_time
-@pytest.mark.parametrize("end", ["goes on", "leaves", "is killed"])
+@pytest.mark.parametrize("end", ["goes on", "leaves", "is killed", "was killed long ago"])
 async def test_a_name_in_use_is_taken_only_from_a_process_that_has_ended(folder: Path, end: str) -> None:
     async with world(folder) as w, serving(w.syncer()):
         old = await Life(w, "l0").start()
         await old.steps(20)
         if end == "is killed":
             await old.kill()
-        second = Life(w, "l0")
+        if end == "was killed long ago":
+            await old.kill()
+            await asyncio.sleep(2 * w.run.pace.silence_s)
+        second, began = Life(w, "l0"), asyncio.get_running_loop().time()
         starting = asyncio.ensure_future(second.start())
         if end == "leaves":
             await asyncio.sleep(0.001)
@@ -326,6 +329,8 @@ async def test_a_name_in_use_is_taken_only_from_a_process_that_has_ended(folder:
             await old.end()
         else:
             await starting
+            waited = asyncio.get_running_loop().time() - began >= w.run.pace.heartbeat_s
+            assert waited == (end == "is killed"), "who fell silent long before is not waited for"
             assert second.agent.incarnation == 2
             await second.steps(3)
             await second.end()
