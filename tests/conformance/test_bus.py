@@ -454,6 +454,12 @@ async def test_reading_makes_no_sqlite_file_and_finds_what_is_written_later(tmp_
         assert [m.body for m in (await writer.read({"s": START}, 1.0))["s"]] == [b"later", b"last"]
 
 
+async def test_a_link_that_leads_nowhere_is_not_followed_by_a_reader_either(tmp_path: Path) -> None:
+    (tmp_path / "bus.sqlite").symlink_to(tmp_path / "nothing")
+    with pytest.raises(Denied, match="it is a link to another file"):
+        await failing(f"sqlite://{tmp_path / 'bus.sqlite'}")
+
+
 async def test_streams_that_nobody_writes_to_leave_the_sqlite_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
