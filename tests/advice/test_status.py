@@ -527,7 +527,8 @@ async def test_learners_that_were_stopped_while_no_syncer_was_there(folder: Path
             await well(w)
         merged = await w.log.commit(0, 1)
         assert merged is not None
-        assert {(given.learner, given.steps >= 20) for given in merged.header.inputs} == {("a", True), ("b", True)}
+        # The fragment's last upload before they stopped was that of step 17, or of step 13 if one was under way.
+        assert {(given.learner, given.steps >= 13) for given in merged.header.inputs} == {("a", True), ("b", True)}
 
 
 @row(

@@ -28,15 +28,20 @@ def wire(lead: Callable[[int], int], change: Callable[[bytes], bytes] = bytes) -
         with suppress(OSError):
             for number in range(1 << 30):
                 near, _ = listening.accept()
+                open_now.append(near)
                 far = socket.create_connection(("127.0.0.1", lead(number)))
-                open_now.extend((near, far))
+                open_now.append(far)
                 for words in ((near, far, bytes), (far, near, change)):
                     threading.Thread(target=carry, args=words, daemon=True).start()
 
-    threading.Thread(target=accept, daemon=True).start()
+    accepting = threading.Thread(target=accept, daemon=True)
+    accepting.start()
     try:
         yield listening.getsockname()[1]
     finally:
+        with suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
+        accepting.join()  # it may have accepted one just now
         for end in open_now:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
