@@ -130,8 +130,8 @@ async def test_a_name_that_may_be_mistyped(folder: Path, tmp_path: Path, caplog:
     "log",
     "another process of the name … spoke less than … s ago: if it still runs, it ends now, and what it trained since its newest checkpoint is "
     "lost",
-    means="A learner that joins says this if its name was in use a moment ago, and nobody speaks under it now, or it was started with "
-    "`--takeover`.",
+    means="The name of a learner that joins was in use a moment ago. Either no process speaks under it now, or the learner was started "
+    "with `--takeover`.",
     like="A supervisor that restarts a killed learner at once: then nothing more is lost.",
     do="give each process a name of its own (--learner, join(learner=…))",
     then="Both train under their own names, and `isthmus status` lists both.",
@@ -208,8 +208,8 @@ async def test_an_update_that_is_cut(folder: Path, caplog: pytest.LogCaptureFixt
     "…: this process has no file descriptors left (for … s): …; raise its limit of … (ulimit -n, LimitNOFILE= of a systemd "
     "service), and start it again",
     means="A learner's or a syncer's log: the process may open no further connection or file. Store and bus are well.",
-    like="A store or a bus that is away: then other processes miss it, too. Status says the same of it as long as it reaches the bus; "
-    "else it only says that no messages come from it.",
+    like="A store or a bus that is away: then other processes miss it, too. `isthmus status` names the lack as long as the process "
+    "reaches the bus; after that, status only says that no messages come from it.",
     do="raise its limit of … (ulimit -n, LimitNOFILE= of a systemd service), and start it again",
     then="A learner goes on from its checkpoint, a syncer with what the log has.",
     lost="what a learner trained since its newest update and checkpoint",

@@ -281,7 +281,7 @@ async def test_of_two_processes_of_one_name_the_older_stops(folder: Path) -> Non
 @pytest.mark.parametrize("lives", [1, 3])
 @pytest.mark.parametrize("bus", ["remembers", "has forgotten"])
 async def test_a_checkpoint_whose_claim_is_gone_is_used(folder: Path, lives: int, bus: str) -> None:
-    """As where a rule of the bucket deletes what is old: the claim is older than every checkpoint."""
+    """A rule of a bucket that deletes old objects deletes the claim first: it is older than every checkpoint."""
     async with world(folder) as w, serving(w.syncer()):
         for _ in range(lives):
             one = await Life(w, "l0").start()

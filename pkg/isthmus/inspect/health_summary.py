@@ -157,13 +157,13 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
     old = status.outdated
     strange = [*of_strangers(strangers, run, members), *of_outdated(old, status.live_since, run, members)]
     known = [v for v in status.taking_part if v.left is None and v.name not in strangers]
-    away_of = {v.name for v in known} | status.forgotten
-    silent = _newest_first(known, away_of - status.live - status.elsewhere - status.not_yet - old.keys())
+    not_left = {v.name for v in known} | status.forgotten
+    silent = _newest_first(known, not_left - status.live - status.elsewhere - status.not_yet - old.keys())
     if not known or (not here and not status.syncers_live and len(known) < len(status.taking_part)):
         # The others have left: those that fell silent before did not end the run.
         young = merged_at > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
-        if strange and not status.taking_part:  # learners train whom the membership does not name
+        if strange and not status.taking_part:  # the membership does not name the learners that train
             found = Health(False, [])
         damage = of_log(status, run)
         ailing = [
@@ -178,7 +178,7 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
         ailing += [part for part, failing in of_lengths(status, run, everybody, ()) if failing]
         # Learners that have stopped before their end may have done so because of the damage.
         first = [*found.parts, *damage] if found.ok else [*damage, *found.parts]
-        absent = _of_silence(silent, len(away_of), status, run, bus)
+        absent = _of_silence(silent, len(not_left), status, run, bus)
         parts = _ordered([*first, *ailing], [*_of_unheard(status, bus), *absent, *of_bursts(status, run, ())])
         return Health(found.ok and not (damage or ailing), parts, found.count)
     if not here and not status.syncers_live:
@@ -232,7 +232,7 @@ def _health(status: Status, run: str, bus: str, expected: int) -> Health:
         waiting.append(Part(more, "the table of learners names all", ": "))
     absent = list[Part]()
     gone = exploding(status, run, silent)
-    absent += _of_silence([name for name in silent if name not in gone], len(away_of), status, run, bus)
+    absent += _of_silence([name for name in silent if name not in gone], len(not_left), status, run, bus)
     absent += [
         Part(
             f"no messages come from {name}, which explodes{part.said.partition(' explodes')[2]}",

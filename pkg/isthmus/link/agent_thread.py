@@ -349,7 +349,7 @@ class AgentThread:
             # No time limit: the values and a checkpoint of a large model are many bytes.
             await self.agent.join()
             if not (await asyncio.wait([warming], timeout=COMPILES_S))[0]:
-                logger.info("%s compiles its kernels, which each machine does once; nobody hears it yet", learner)
+                logger.info("%s compiles its kernels, once on each machine, and sends nothing before", learner)
             await warming
             self.joined_at = [known.version for known in self.agent.downlink.known]
             if self.agent.history.checkpoint is None and any(self.joined_at):

@@ -462,10 +462,11 @@ def packing_s(params: float, matrices: Matrices, rules: Rules, took: Speeds) -> 
 def goodput_of(island: Island, utilization: Figures, restart_s: float, lost_s: Figures) -> Figures:
     """Return a learner's goodput.
 
-    `utilization`: the share of the time between failures in which it computes. Each failure takes the seconds of a
-    restart. It takes back what was trained since the last upload of each fragment, `lost_s` seconds on average if
-    failures are rare. The time to a failure is exponential: of one that comes sooner than an upload, only the time
-    since the restart can be taken back. With U uniform over the period T, E[min(X, U)] = M - M² (1 - exp(-T / M)) / T.
+    `utilization`: the share of the time between failures in which the learner computes. Each failure takes the seconds
+    of a restart. A failure also takes back what was trained since the last upload of each fragment: `lost_s` seconds on
+    average, if failures are rare. The time X to a failure is exponential with mean M. A failure before the first upload
+    takes back the time since the restart alone. With U uniform over the period T, the mean of what is taken back is
+    E[min(X, U)] = M - M² (1 - exp(-T / M)) / T.
     """
     mtbf_s = island.mtbf_hours * 3600.0
     periods = np.maximum(2.0 * lost_s / mtbf_s, 1e-300)
